@@ -1,0 +1,57 @@
+# Needs Python 3.11 or newer with pip; everything else goes into $(VENV).
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+JOBS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-slow format bench clean
+
+help: ## Show this help
+	@echo "Usage: make TARGET"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(INSTALLED) ## Create .venv and install Favour with its development tools
+
+# The stamp is newer than pyproject.toml and constraints.txt exactly when the installation is up to date.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Favour needs Python 3.11 or newer; try: make PYTHON=python3.11 ..."; exit 1; }
+	@test -x $(BIN)/python || { echo "==> creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "==> installing favour[dev] into $(VENV) (the first time fetches PyTorch: a few minutes)"
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: $(INSTALLED) ## Train a small dropout network and compare Favour with sampling (under a minute)
+	@echo "==> favour demo"
+	@$(BIN)/favour demo
+
+test: $(INSTALLED) ## Lint, check formatting and types, run the tests and doctests
+	@echo "==> ruff check"
+	@$(BIN)/ruff check .
+	@echo "==> ruff format --check"
+	@$(BIN)/ruff format --check .
+	@echo "==> mypy"
+	@$(BIN)/mypy
+	@echo "==> pytest (tests and doctests, $(JOBS) processes)"
+	@$(BIN)/python -m pytest -q -n $(JOBS)
+
+# pytest exits with 5 when no test carries the marker.
+test-slow: $(INSTALLED) ## Run the tests marked slow
+	@echo "==> pytest -m slow"
+	@$(BIN)/python -m pytest -q -n $(JOBS) -m slow || [ $$? -eq 5 ]
+
+format: $(INSTALLED) ## Format the code and fix what the linter can fix
+	@echo "==> ruff format, ruff check --fix"
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(INSTALLED) ## Run the benchmarks
+	@echo "==> benchmarks/run.py"
+	@$(BIN)/python benchmarks/run.py
+
+clean: ## Remove caches and build outputs (not .venv)
+	@echo "==> removing caches and build outputs"
+	@rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Methods: generic algorithms over surrogates. They know nothing of particular operations."""

@@ -1,0 +1,195 @@
+"""Diagonal plus low rank, compressed after each linear map (paper section 4): the method of the paper.
+
+After an operation the covariance is
+
+    M = Σ_i G_i Λ_i G_iᵀ + Σ_s N_s + YYᵀ + D
+
+with Λ_i the arguments' independent parts, N_s draws that are not diagonal, Y the pushed factor columns and D what stayed
+diagonal. Maps that keep independent entries independent (scaling, permutation, slices, sums) need no compression. After
+the others Algorithm 1 turns M into Λ′ + VVᵀ of rank r, with products M V = Σ G(Λ(GᵀV)) + Σ N V + Y(YᵀV) + D∘V.
+
+Open branches. While another uncertain tensor, or a draw of a parameter that will be used again, is still to be read,
+old columns stay aligned with it: only what is new, M without YYᵀ, is compressed, into columns of a new name. Once the
+branches have met everything is compressed together.
+
+Where the rank is at least the number of entries the factor is exact: explicit columns, reduced by a QR decomposition.
+A small output is not compressed at all: its C × C covariance is computed by C covectors through the last map.
+
+Cost in forward passes: 1 for the mean, 1 for diag(M), r for Y, and 2r for each of K iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from favour.methods.algorithm1 import decompose
+from favour.methods.forward import Blocks, Representation, pushed_blocks
+from favour.plan import Step
+from favour.surrogate import DiagonalNoise, LinearMap, Noise, Surrogate, diagonal_columns, flat, inner
+from favour.value import Value
+
+# Outputs with at most this many entries keep their full covariance.
+SMALL_OUTPUT = 32
+
+
+@dataclass
+class Pending:
+    """M as a sum of parts that cannot stay diagonal, and its diagonal part D."""
+
+    spread: list[tuple[LinearMap, Tensor]]
+    noises: list[Noise]
+    columns: Tensor | None
+    diag: Tensor | None
+    like: Tensor
+
+    def matmul(self, V: Tensor) -> Tensor:
+        total = torch.zeros_like(V) if self.diag is None else V * self.diag
+        for G, variance in self.spread:
+            total = total + G.apply(G.transpose(V) * variance)
+        for noise in self.noises:
+            total = total + noise.matmul(V)
+        if self.columns is not None:
+            weights = inner(V, self.columns)  # (batch, r, k)
+            total = total + torch.einsum("brk,kbn->rbn", weights, flat(self.columns)).reshape(V.shape)
+        return total
+
+    def diagonal(self) -> Tensor:
+        """diag(M), exact before compression."""
+        total = torch.zeros_like(self.like) if self.diag is None else self.diag
+        for G, variance in self.spread:
+            total = total + G.square(variance)
+        for noise in self.noises:
+            total = total + noise.diag()
+        return total if self.columns is None else total + self.columns.square().sum(0)
+
+    def gram(self, g: Tensor) -> Tensor:
+        """g M gᵀ, (batch, F, F)."""
+        total = torch.zeros((), dtype=g.dtype, device=g.device) if self.diag is None else inner(g * self.diag, g)
+        for G, variance in self.spread:
+            back = G.transpose(g)
+            total = total + inner(back * variance, back)
+        for noise in self.noises:
+            total = total + noise.gram(g)
+        if self.columns is not None:
+            seen = inner(g, self.columns)
+            total = total + seen @ seen.mT
+        return total
+
+    def explicit(self) -> Tensor:
+        """Columns of M − D, (k, batch, *event)."""
+        parts = [] if self.columns is None else [self.columns]
+        parts += [G.apply(diagonal_columns(v.clamp_min(0).sqrt())) for G, v in self.spread]
+        parts += [noise.columns() for noise in self.noises]
+        return torch.cat(parts)
+
+
+Start = Callable[[Step, Pending, int], Tensor]
+
+
+class Compressed(Representation):
+    """Σ = Λ + UUᵀ of rank r.
+
+    Args:
+        rank: r ≥ 0.
+        iterations: K ≥ 0 of Algorithm 1.
+        start: Gives the first V for a step; see `starts`.
+        weight_rank: q, for products through rank-q approximations of the weights.
+        small_output: Keep the full covariance of outputs with at most this many entries.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        iterations: int,
+        start: Start,
+        weight_rank: int | None = None,
+        small_output: int | None = None,
+    ) -> None:
+        self.rank, self.iterations, self.start = rank, iterations, start
+        self.weight_rank = weight_rank
+        self.small_output = SMALL_OUTPUT if small_output is None else small_output
+        self.dense: dict[str, Tensor] = {}
+
+    def absorb(self, surrogate: Surrogate, step: Step) -> Value:
+        maps = [(x, self._cheap(G)) for x, G in surrogate.maps]
+        blocks = pushed_blocks(surrogate, maps)
+        pending = Pending([], [], None, None, surrogate.mean)
+        for x, G in maps:
+            if x.diag is not None:
+                if G.disjoint:
+                    part = G.square(x.diag)
+                    pending.diag = part if pending.diag is None else pending.diag + part
+                else:
+                    pending.spread.append((G, x.diag))
+        for noise in surrogate.noises:
+            if isinstance(noise, DiagonalNoise):
+                pending.diag = noise.variance if pending.diag is None else pending.diag + noise.variance
+            elif noise.key is None:
+                pending.noises.append(noise)
+        mixed = bool(pending.spread or pending.noises)
+        held = sum(block.shape[0] for block in blocks.values())
+        size = surrogate.mean[:1].numel() if surrogate.mean.shape[0] else surrogate.mean.flatten(1).shape[1]
+        if step.closed:
+            pending.columns = torch.cat(list(blocks.values())) if blocks else None
+            if step.output and size <= self.small_output and (mixed or held > self.rank):
+                return self._full_output(surrogate, step, pending, size)
+            if mixed or held > self.rank:
+                blocks = {}
+                diag = self._compress(pending, step, size, blocks)
+            else:
+                diag = pending.diag
+        else:
+            diag = self._compress(pending, step, size, blocks) if mixed else pending.diag
+            if diag is not None and step.forked and self.rank >= size:
+                # Exact mode: what is independent now will reach two places, so it needs columns to stay aligned.
+                blocks[("fork", step.node.name)] = diagonal_columns(diag.clamp_min(0).sqrt())
+                diag = None
+        return Value(surrogate.mean, diag, blocks)
+
+    def _cheap(self, G: LinearMap) -> LinearMap:
+        return G if self.weight_rank is None or G.compressed is None else G.compressed(self.weight_rank)
+
+    def _compress(self, pending: Pending, step: Step, size: int, blocks: Blocks) -> Tensor | None:
+        """Add a block of at most `rank` columns to `blocks` and return the new diagonal."""
+        if self.rank >= size:
+            columns = pending.explicit()
+            if columns.shape[0] > max(size, self.rank):
+                rows = flat(columns).permute(1, 0, 2)  # (batch, k, n)
+                triangle = torch.linalg.qr(rows, mode="reduced").R  # RᵀR = Σ_k c_k c_kᵀ
+                columns = triangle.permute(1, 0, 2).reshape(-1, *columns.shape[1:])
+            blocks[self._name(step)] = columns
+            return pending.diag
+        if self.rank == 0:
+            return pending.diagonal()
+        start = self.start(step, pending, self.rank)
+        diag, factor = decompose(pending.matmul, pending.diagonal(), start, self.iterations)
+        blocks[self._name(step)] = factor
+        return diag
+
+    def _name(self, step: Step) -> Hashable:
+        return ("low rank", step.node.name)
+
+    def _full_output(self, surrogate: Surrogate, step: Step, pending: Pending, size: int) -> Value:
+        mean = surrogate.mean
+        eye = torch.eye(size, dtype=mean.dtype, device=mean.device).reshape(size, 1, *mean.shape[1:])
+        matrix = pending.gram(eye.expand(size, *mean.shape))
+        self.dense[step.node.name] = matrix
+        diagonal = matrix.diagonal(dim1=-2, dim2=-1).reshape(mean.shape)
+        return Value(mean, diagonal)
+
+
+def given_start(columns: Mapping[str, Tensor], otherwise: Start) -> Start:
+    """A start by module path, (rank, *event) or (rank, batch, *event); other steps use `otherwise`."""
+
+    def start(step: Step, pending: Pending, rank: int) -> Tensor:
+        guess = columns.get(step.node.module)
+        if guess is None:
+            return otherwise(step, pending, rank)
+        guess = guess.to(pending.like)
+        return guess if guess.ndim == pending.like.ndim + 1 else guess.unsqueeze(1)
+
+    return start

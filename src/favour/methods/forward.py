@@ -1,0 +1,205 @@
+"""Forward sweeps: from surrogates to beliefs, one step at a time.
+
+A *representation* decides how much of the covariance a value carries: nothing but variances (`DiagonalOnly`), every noise
+as explicit columns (`Explicit`), or a diagonal plus a few columns compressed by Algorithm 1 (`Compressed`). The sweep
+itself only walks the plan and hands each surrogate to the representation.
+"""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from favour.fusion import FusedNode, fused_surrogate
+from favour.graph import Node, replace_nodes
+from favour.plan import Plan, Step
+from favour.surrogate import DiagonalNoise, LinearMap, Noise, Surrogate, diagonal_columns
+from favour.value import Context, Value
+
+Blocks = dict[Hashable, Tensor]
+
+
+class Representation(ABC):
+    """How values hold their covariance."""
+
+    @abstractmethod
+    def absorb(self, surrogate: Surrogate, step: Step) -> Value:
+        """The value an operation results in."""
+
+    def source(self, value: Value, step_name: str, forked: bool) -> Value:
+        """Take in an uncertain input of the network."""
+        return value
+
+
+@dataclass
+class Entry:
+    """A line of the tape that the reverse sweep reads: a result, its surrogate, and where it came from."""
+
+    value: Value
+    surrogate: Surrogate
+    step: Step
+
+
+@dataclass
+class Sweep:
+    """What a forward sweep leaves behind."""
+
+    values: dict[Node, Any]
+    tape: list[Entry] = field(default_factory=list)
+
+
+def run(
+    plan: Plan,
+    values: dict[Node, Any],
+    representation: Representation,
+    ctx: Context,
+    *,
+    keep_tape: bool = False,
+) -> Sweep:
+    """Execute a plan.
+
+    Args:
+        plan: The steps.
+        values: Inputs, parameters and constants by node; uncertain inputs as `Value`, parameters with a posterior as
+            `Weight`.
+        representation: How covariances are held.
+        ctx: Settings and scratch space for the rules.
+        keep_tape: Record surrogates for a reverse sweep (and keep what they refer to alive).
+    """
+    sweep = Sweep(values)
+    for step in plan.steps:
+        node = step.node
+        if step.rule is not None or isinstance(node, FusedNode):
+            ctx.step, ctx.module, ctx.place = node.name, node.module, node.place
+            made = _surrogate(step, values, ctx)
+            results = []
+            for surrogate in made if isinstance(made, list) else [made]:
+                value = representation.absorb(surrogate, step)
+                value.name = node.name
+                results.append(value)
+                if keep_tape:
+                    sweep.tape.append(Entry(value, surrogate, step))
+            values[node] = results if isinstance(made, list) else results[0]
+        else:
+            values[node] = evaluate(node, values)
+        if not keep_tape:
+            for done in step.done:
+                if not step.output or done is not node:
+                    values.pop(done, None)
+    return sweep
+
+
+def _surrogate(step: Step, values: Mapping[Node, Any], ctx: Context) -> Surrogate | list[Surrogate]:
+    node = step.node
+    if isinstance(node, FusedNode):
+        assert node.root is not None
+        known = {n: values[n] for n in node.args[1:]}
+        return fused_surrogate(ctx, node, values[node.root], known)
+    assert step.rule is not None
+    args = replace_nodes(node.args, values.__getitem__)
+    kwargs = replace_nodes(node.kwargs, values.__getitem__)
+    return step.rule.function(ctx, *args, **kwargs)
+
+
+def evaluate(node: Node, values: Mapping[Node, Any]) -> Any:
+    """Run one operation as the model wrote it; a shape query of an uncertain tensor looks at its mean."""
+
+    def plain(n: Node) -> Any:
+        value = values[n]
+        return value.mean if isinstance(value, Value) else value
+
+    if node.target is operator.getitem:  # one of several results, uncertain or not
+        return values[node.args[0]][node.args[1]]
+    return node.target(*replace_nodes(node.args, plain), **replace_nodes(node.kwargs, plain))
+
+
+def pushed_blocks(surrogate: Surrogate, maps: list[tuple[Value, LinearMap]]) -> Blocks:
+    """G applied to every named block, blocks of one name added up over the arguments; plus the keyed draws."""
+    blocks: Blocks = {}
+
+    def add(name: Hashable, columns: Tensor) -> None:
+        blocks[name] = blocks[name] + columns if name in blocks else columns
+
+    for x, G in maps:
+        if x.factor is not None:
+            sizes = [block.shape[0] for block in x.blocks.values()]
+            for name, columns in zip(x.blocks, G.apply(x.factor).split(sizes), strict=True):
+                add(name, columns)
+    for noise in surrogate.noises:
+        if noise.key is not None:
+            add(noise.key, noise.columns())
+    return blocks
+
+
+class DiagonalOnly(Representation):
+    """Variances only; all correlation is forgotten. What earlier work does, and the cheapest marginals."""
+
+    def absorb(self, surrogate: Surrogate, step: Step) -> Value:
+        total: Tensor | None = None
+        for x, G in surrogate.maps:
+            part = G.square(x.variance)
+            total = part if total is None else total + part
+        for noise in surrogate.noises:
+            total = noise.diag() if total is None else total + noise.diag()
+        return Value(surrogate.mean, torch.zeros_like(surrogate.mean) if total is None else total)
+
+    def source(self, value: Value, step_name: str, forked: bool) -> Value:
+        return Value(value.mean, value.variance)
+
+
+class Explicit(Representation):
+    """Every dimension of every noise is a column of its own. Exact algebra, thousands of columns: the reference.
+
+    A diagonal noise is held as a diagonal until a map would mix it or a fork would share it.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def absorb(self, surrogate: Surrogate, step: Step) -> Value:
+        for x, G in surrogate.maps:
+            if not G.disjoint or len(surrogate.maps) > 1:
+                self._expand(x)
+        blocks = pushed_blocks(surrogate, surrogate.maps)
+        diag: Tensor | None = None
+        for x, G in surrogate.maps:
+            if x.diag is not None:
+                diag = _plus(diag, G.square(x.diag))
+        for noise in surrogate.noises:
+            if isinstance(noise, DiagonalNoise):
+                diag = _plus(diag, noise.variance)
+            elif noise.key is None:
+                blocks[self._name()] = noise.columns()
+        value = Value(surrogate.mean, diag, blocks)
+        if step.forked or step.output:
+            self._expand(value)
+        return value
+
+    def source(self, value: Value, step_name: str, forked: bool) -> Value:
+        self._expand(value)
+        return value
+
+    def _name(self) -> Hashable:
+        self.count += 1
+        return ("noise", self.count)
+
+    def _expand(self, value: Value) -> None:
+        """Turn the diagonal into columns."""
+        if value.diag is None:
+            return
+        value.blocks[self._name()] = diagonal_columns(value.diag.clamp_min(0).sqrt())
+        value.diag = None
+        value.__dict__.pop("factor", None)
+
+
+def _plus(total: Tensor | None, part: Tensor) -> Tensor:
+    return part if total is None else total + part
+
+
+__all__ = ["DiagonalOnly", "Entry", "Explicit", "Noise", "Representation", "Sweep", "evaluate", "pushed_blocks", "run"]

@@ -1,0 +1,283 @@
+"""From a captured graph to the list of steps a method runs.
+
+A node is *uncertain* when it reads an uncertain input, an uncertain node or a parameter with a posterior, or when it is
+a live dropout. Everything else is run as the model wrote it. A plan
+
+1. applies dropout overrides and removes dropout that never drops,
+2. marks the uncertain nodes,
+3. fuses element-wise code on one uncertain tensor (`fusion`),
+4. looks up a rule for each uncertain node and reports all that are missing in one message,
+5. finds where the forward methods may compress: a step is *closed* when nothing uncertain but its own result is
+   still to be read, neither a tensor nor a draw of a parameter that will be used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from favour.errors import InvalidValue, UnknownName, UnsupportedOperation
+from favour.fusion import FusedNode, fuse
+from favour.graph import DROPOUTS, Graph, Node, nodes_in, replace_nodes
+from favour.posterior import Posterior
+from favour.rules.dropout import check_rate
+from favour.rules.registry import RULES, Rule
+
+aten = torch.ops.aten
+
+# Read the shape of their argument, never its values.
+SHAPE_ONLY = {
+    aten.sym_size.int,
+    aten.sym_numel.default,
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.full_like.default,
+    aten.empty_like.default,
+    aten.new_zeros.default,
+    aten.new_ones.default,
+    aten.new_full.default,
+    aten.new_empty.default,
+}
+
+
+@dataclass(eq=False)
+class Step:
+    """One node to run.
+
+    Attributes:
+        node: What to compute.
+        rule: How, for an uncertain node; None runs the operation as it is.
+        closed: Nothing uncertain but this result is still to be read.
+        forked: The result is read by more than one operation.
+        output: The result is (one of) the model's outputs.
+        done: Nodes that nobody reads after this step.
+    """
+
+    node: Node
+    rule: Rule | None = None
+    closed: bool = False
+    forked: bool = False
+    output: bool = False
+    done: list[Node] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Plan:
+    """Steps for one combination of uncertain inputs."""
+
+    steps: list[Step]
+    outputs: list[Any]
+    uncertain: set[Node]
+    uses: dict[str, int]
+    leaves: list[Node]
+
+    def bind(self, values: Mapping[str, Any]) -> dict[Node, Any]:
+        """Values of inputs, parameters and constants by node, given them by name."""
+        return {node: values[node.name] for node in self.leaves}
+
+
+def configure(graph: Graph, dropout: Mapping[str, Any] | None) -> Graph:
+    """A copy of `graph` with dropout rates replaced by module name, and dead dropout removed."""
+    dropout = dict(dropout or {})
+    known = graph.dropout_modules
+    unknown = [name for name in dropout if name not in known]
+    if unknown:
+        raise UnknownName(
+            f"`dropout` names {unknown}, where the model has no dropout. It has dropout in: "
+            f"{known if known else 'no module'}."
+        )
+    for name, p in dropout.items():
+        check_rate(p, f"`{name}`")
+    copies: dict[Node, Node] = {}
+
+    def copied(node: Node) -> Node:
+        return copies[node]
+
+    nodes = []
+    for node in graph.nodes:
+        args, kwargs = replace_nodes(node.args, copied), replace_nodes(node.kwargs, copied)
+        if node.kind == "call" and node.target in DROPOUTS:
+            p = dropout.get(node.module, args[1])
+            live = bool(args[2])
+            if not isinstance(p, Node):
+                check_rate(p, node.place)
+            if not live or (not isinstance(p, (Node, torch.Tensor)) and p == 0):
+                copies[node] = args[0]
+                continue
+            args = (args[0], p, live)
+        new = Node(node.name, node.kind, node.target, args, kwargs, node.shape, node.dtype, node.module, node.where)
+        copies[node] = new
+        nodes.append(new)
+    inputs = [None if n is None else copies[n] for n in graph.inputs]
+    result = Graph(
+        nodes,
+        inputs,
+        replace_nodes(graph.outputs, copied),
+        graph.in_spec,
+        graph.out_spec,
+        graph.fixed,
+        graph.constants,
+        graph.aliases,
+    )
+    result.prune()
+    return result
+
+
+def truncate(graph: Graph, at: str) -> Graph:
+    """The part of `graph` up to the output of module `at`."""
+    inside = [n for n in graph.nodes if n.kind == "call" and (n.module == at or n.module.startswith(at + "."))]
+    if not inside:
+        modules = sorted({n.module for n in graph.nodes if n.module})
+        raise UnknownName(f"`at` names {at!r}, which made no call in the captured model. Modules: {modules}.")
+    last = inside[-1]
+    result = Graph(
+        graph.nodes,
+        graph.inputs,
+        [last],
+        graph.in_spec,
+        torch.utils._pytree.tree_structure(0),
+        graph.fixed,
+        graph.constants,
+        graph.aliases,
+    )
+    result.prune()
+    return result
+
+
+def mark_uncertain(graph: Graph, inputs: Collection[str], posterior: Collection[str]) -> set[Node]:
+    """Nodes whose value is random."""
+    uncertain: set[Node] = set()
+    for node in graph.nodes:
+        if node.kind == "input":
+            random = node.name in inputs
+        elif node.kind in ("parameter", "buffer"):
+            random = node.target in posterior
+        elif node.kind == "call" and node.target not in SHAPE_ONLY:
+            random = node.target in DROPOUTS or any(source in uncertain for source in node.inputs)
+        else:
+            random = False
+        if random:
+            uncertain.add(node)
+    return uncertain
+
+
+def make_plan(graph: Graph, inputs: Collection[str], posterior: Posterior) -> Plan:
+    """Plan a prediction in which the named inputs are beliefs.
+
+    Raises:
+        UnsupportedOperation: Names every operation without a rule, with module path and source line.
+    """
+    canonical = {graph.aliases.get(name, name) for name in posterior.names}
+    graph = configure(graph, None)  # a private copy: fusion rewrites nodes
+    uncertain = mark_uncertain(graph, inputs, canonical)
+    fuse(graph, uncertain)
+    uncertain = mark_uncertain(graph, inputs, canonical)
+    _check(graph, uncertain)
+    users = graph.users()
+    uses = {
+        str(n.target): sum(m.inputs.count(n) for m in users[n])
+        for n in uncertain
+        if n.kind in ("parameter", "buffer")
+    }
+    leaves = [n for n in graph.nodes if n.kind != "call"]
+    return Plan(_steps(graph, uncertain, posterior), graph.outputs, uncertain, uses, leaves)
+
+
+def _steps(graph: Graph, uncertain: set[Node], posterior: Posterior) -> list[Step]:
+    outputs = set(nodes_in(graph.outputs))
+    last_read: dict[Node, int] = {}
+    for i, node in enumerate(graph.nodes):
+        for source in node.inputs:
+            last_read[source] = i
+    end = len(graph.nodes)
+    for node in outputs:
+        last_read[node] = end
+    # Draws shared by all layers are alive from the first to the last layer that has them.
+    carriers = [graph.aliases.get(name, name) for name in posterior.latents]
+    spans: list[tuple[int, int]] = []
+    touched = [
+        i
+        for i, node in enumerate(graph.nodes)
+        if any(s.kind == "parameter" and s.target in carriers for s in node.inputs)
+    ]
+    if touched:
+        spans.append((touched[0], touched[-1]))
+    for node in uncertain:
+        if node.kind in ("parameter", "buffer"):
+            reads = [i for i, n in enumerate(graph.nodes) if node in n.inputs]
+            if len(reads) > 1:
+                spans.append((reads[0], reads[-1]))
+
+    users = graph.users()
+    done: dict[int, list[Node]] = {}
+    for node, i in last_read.items():
+        done.setdefault(i, []).append(node)
+    steps, alive = [], set()
+    for i, node in enumerate(graph.nodes):
+        if node.kind != "call" and node not in uncertain:
+            continue
+        random = node in uncertain and node.kind in ("call", "input")
+        if random and last_read.get(node, -1) > i:
+            alive.add(node)
+        alive -= {n for n in done.get(i, []) if n is not node}
+        closed = alive <= {node} and not any(first <= i < last for first, last in spans)
+        if node.kind == "call":
+            forked = len(users[node]) + (node in outputs) > 1
+            steps.append(
+                Step(
+                    node,
+                    RULES.get(node.target) if random else None,
+                    closed and random,
+                    forked,
+                    node in outputs,
+                    done.get(i, []),
+                )
+            )
+    return steps
+
+
+def _check(graph: Graph, uncertain: set[Node]) -> None:
+    """Raise one error that lists everything that cannot be done."""
+    problems: list[str] = []
+    batch = next((n.shape[0] for n in graph.inputs if n is not None and n.shape), None)
+    for node in graph.nodes:
+        tags = getattr(node.target, "tags", ())
+        if node.kind == "call" and torch.Tag.nondeterministic_seeded in tags and node.target not in DROPOUTS:
+            problems.append(f"`{node.target}` at {node.place} draws random numbers in a way favour does not know")
+            continue
+        if node.kind != "call" or node not in uncertain or isinstance(node, FusedNode):
+            continue
+        if getattr(node.target, "__name__", "") == "getitem":
+            continue
+        entry = RULES.get(node.target)
+        weights = [s for s in node.inputs if s in uncertain and s.kind in ("parameter", "buffer")]
+        if entry is None:
+            problems.append(f"no rule for `{node.target}` at {node.place}")
+        elif entry.exactness == "refused":
+            problems.append(f"`{node.target}` at {node.place} has a discrete result, which has no mean and covariance")
+        elif weights and not entry.weights:
+            names = ", ".join(f"`{s.target}`" for s in weights)
+            problems.append(f"`{node.target}` at {node.place} reads {names}, but has no rule for an uncertain parameter")
+        elif node.shape is not None and node.shape and node.shape[0] != batch:
+            problems.append(
+                f"`{node.target}` at {node.place} makes a tensor of shape {_sizes(node.shape)}, whose first dimension is "
+                f"not the batch ({batch}); uncertain tensors keep the batch in front"
+            )
+    if problems:
+        lines = "\n".join(f"  - {p}" for p in dict.fromkeys(problems))
+        raise UnsupportedOperation(
+            f"favour cannot propagate uncertainty through {len(problems)} operation(s) of this model:\n{lines}\n"
+            "Register a rule with `@favour.rule(overload)` (see docs/adding-a-rule.md), or rewrite those lines."
+        )
+
+
+def _sizes(shape: tuple[int | str, ...]) -> str:
+    return "(" + ", ".join(str(s) for s in shape) + ")"
+
+
+def check_activation(mode: str) -> None:
+    if mode not in ("price", "matched", "taylor"):
+        raise InvalidValue(f"`activation` is {mode!r}; choose 'price', 'matched' or 'taylor'.")

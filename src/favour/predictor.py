@@ -1,0 +1,426 @@
+"""`favour.compile` and the `Predictor` it returns.
+
+A predictor holds a captured graph, the tensors it reads, a posterior and the settings of a method. It shares the model's
+tensors, so it follows the model when an optimiser steps or a state dict is loaded; moving it to another device or dtype gives
+it copies of its own and leaves the model where it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from favour.belief import Belief
+from favour.errors import CorruptFile, InvalidType, InvalidValue, ShapeMismatch
+from favour.graph import Graph, Node, capture
+from favour.graph_io import graph_from_json, graph_to_json
+from favour.methods.engine import Settings, infer
+from favour.plan import Plan, configure, make_plan, truncate
+from favour.posterior import Posterior
+from favour.sampling import Sampler
+from favour.value import Context, Value, Weight
+
+FORMAT = "favour-predictor"
+VERSION = 1
+
+
+def compile(  # noqa: A001  (the public name, beside torch.compile)
+    model: nn.Module,
+    example: Any,
+    *,
+    method: str = "auto",
+    rank: int | None = None,
+    iterations: int = 2,
+    activation: str = "price",
+    weight_rank: int | None = None,
+    posterior: Posterior | Mapping[Any, Any] | None = None,
+    dropout: Mapping[str, Any] | None = None,
+    directions: Any = None,
+    at: str | None = None,
+    precision: str | None = None,
+    start: Any = None,
+    seed: int = 0,
+    memory: int | None = None,
+) -> Predictor:
+    """Turn a trained network into a predictor of means and covariances.
+
+    Args:
+        model: Any module `torch.export` can take. Never modified.
+        example: A tensor, a tuple of arguments or a dict of keyword arguments, of any batch size.
+        method: `"adjoint"`, `"dplr"`, `"full"`, `"diag"` or `"auto"`.
+        rank: Of the low-rank part that forward sweeps keep; None for the method's default.
+        iterations: K of Algorithm 1.
+        activation: `"price"`, `"matched"` or `"taylor"`.
+        weight_rank: q of the rank-q weights used in Algorithm 1's products.
+        posterior: A `Posterior`, or a mapping from parameter name to a variance tensor.
+        dropout: Dropout rates by module name that replace the model's own; 0 silences one.
+        directions: Output directions of the reverse sweep; None for all.
+        at: Name of a module whose output to predict instead of the model's.
+        precision: Of the variance and reverse sweeps: None (the model's own), `"tf32"` or `"bf16"`.
+        start: Of Algorithm 1: None (warm), `"random"`, or a mapping from module name to columns.
+        seed: Of random starts.
+        memory: Budget in bytes for the sweeps and for sampling.
+
+    Returns:
+        A `Predictor`; call it like the model.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
+        >>> predict = compile(model, torch.randn(4, 3))
+        >>> belief = predict(torch.randn(5, 3))
+        >>> belief.mean.shape, belief.covariance_matrix.shape
+        (torch.Size([5, 2]), torch.Size([5, 2, 2]))
+    """
+    settings = Settings(method, rank, iterations, activation, weight_rank, directions, precision, start, seed, memory)
+    settings.validate()
+    graph = configure(capture(model, example), dropout)
+    if at is not None:
+        graph = truncate(graph, at)
+    given = Posterior.wrap(posterior)
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    given.validate(tensors)
+    predictor = Predictor(graph, settings, given, model)
+    predictor.rehearse(example)
+    return predictor
+
+
+class Store(nn.Module):
+    """The tensors a predictor reads, by the model's names with `/` for `.`."""
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        key = name.replace(".", "/")
+        self._parameters.pop(key, None)
+        self._buffers.pop(key, None)
+        if isinstance(tensor, nn.Parameter):
+            self.register_parameter(key, tensor)
+        else:
+            self.register_buffer(key, tensor)
+
+    def take(self, name: str) -> Tensor:
+        return getattr(self, name.replace(".", "/"))
+
+
+@dataclass
+class Cached:
+    """A tensor derived from a weight, and the weight it was derived from."""
+
+    tensor: Tensor
+    version: int
+    value: Any
+
+
+class Predictor(nn.Module):
+    """Predicts beliefs. Made by `favour.compile` or `favour.load`."""
+
+    def __init__(self, graph: Graph, settings: Settings, posterior: Posterior, model: nn.Module | None) -> None:
+        super().__init__()
+        self.graph, self.settings = graph, settings
+        self.given = posterior
+        # In a list, so that the model is not registered as a submodule.
+        self._linked: list[nn.Module] = [] if model is None else [model]
+        self._owners: dict[str, tuple[nn.Module, str]] = {}
+        self.store = Store()
+        if model is not None:
+            self._link(model)
+        self._plans: dict[frozenset[str], Plan] = {}
+        self._cache: dict[tuple[str, str], Cached] = {}
+        self._starts: dict[str, Tensor] = {}
+        self._checked: dict[str, tuple[Tensor, int]] = {}
+        self._sampler: Sampler | None = None
+
+    # ------------------------------------------------------------------ tensors
+
+    def _link(self, model: nn.Module) -> None:
+        modules = dict(model.named_modules(remove_duplicate=False))
+        for node in self.graph.nodes:
+            if node.kind in ("parameter", "buffer"):
+                path, _, attribute = str(node.target).rpartition(".")
+                self._owners[str(node.target)] = (modules[path], attribute)
+        for name, (owner, attribute) in self._owners.items():
+            self.store.put(name, getattr(owner, attribute))
+        for name, tensor in self.graph.constants.items():
+            self.store.put(f"constant.{name}", tensor)
+
+    def refresh(self) -> None:
+        """Pick up tensors that were replaced in the model, and check changed ones for NaN and infinity.
+
+        Called by every eager prediction. A predictor inside `torch.compile` reads the tensors in place and needs this only
+        after `load_state_dict(assign=True)`.
+        """
+        for name, (owner, attribute) in self._owners.items():
+            tensor = getattr(owner, attribute)
+            if tensor is not self.store.take(name):
+                self.store.put(name, tensor)
+            seen = self._checked.get(name)
+            if seen is None or seen[0] is not tensor or seen[1] != tensor._version:
+                if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                    raise InvalidValue(
+                        f"parameter `{name}` of shape {tuple(tensor.shape)} holds NaN or infinity; load sound weights first."
+                    )
+                self._checked[name] = (tensor, tensor._version)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Predictor:
+        """`.to` and friends: take copies first, so that the model stays where it is."""
+        before = [t for t in (*self.store.parameters(), *self.store.buffers())]
+        changed = any(fn(t[:0] if t.ndim else t).dtype != t.dtype or fn(t[:0] if t.ndim else t).device != t.device for t in before)
+        if not changed:
+            return self
+        self.given = self.posterior()
+        for name in [n.replace("/", ".") for n, _ in (*self.store.named_parameters(), *self.store.named_buffers())]:
+            tensor = self.store.take(name)
+            copy = tensor.detach().clone()
+            self.store.put(name, nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy)
+        self._linked, self._owners = [], {}
+        super()._apply(fn, recurse)
+        floats = next((t for t in self.store.parameters() if t.is_floating_point()), None)
+        if floats is not None:
+            self.given = self.given.to(device=floats.device, dtype=floats.dtype)
+        self._cache.clear()
+        self._starts = {k: fn(v) for k, v in self._starts.items()}
+        return self
+
+    def posterior(self) -> Posterior:
+        """The posterior in force: the one given, and what the model's own Bayesian layers say now."""
+        if not self._linked:
+            return self.given
+        own = Posterior.from_module(self._linked[0])
+        names = {str(n.target) for n in self.graph.nodes if n.kind == "parameter"}
+        return _rename(own.merge(self.given) if not own.is_empty else self.given, self.graph.aliases, names)
+
+    # --------------------------------------------------------------- prediction
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Predict; the arguments are the model's, and any tensor among them may be a `Belief`."""
+        eager = not torch.compiler.is_compiling()
+        leaves = self._leaves(args, kwargs)
+        if eager:
+            self.refresh()
+            self._check_inputs(leaves)
+        posterior = self.posterior()
+        values, sources = self._values(leaves, posterior)
+        plan = self._plan(frozenset(name for name, _ in sources), posterior)
+        if posterior.names:
+            self._attach(values, plan, posterior)
+        ctx = Context(activation=self.settings.activation, cache=self._cached)
+        beliefs = infer(plan, plan.bind(values), self.settings, ctx, sources, self._starts)
+        return pytree.tree_unflatten(beliefs, self.graph.out_spec)
+
+    def rehearse(self, example: Any) -> None:
+        """Run once on a small example: plans, caches and starts are made, and what cannot work fails now."""
+        args, kwargs = (example, {}) if isinstance(example, tuple) else ((), example)
+        if isinstance(example, Tensor):
+            args, kwargs = (example,), {}
+        batch = next(t.shape[0] for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.ndim)
+        args, kwargs = pytree.tree_map(
+            lambda t: t[:2] if isinstance(t, Tensor) and t.ndim and t.shape[0] == batch else t, (args, kwargs)
+        )
+        with torch.no_grad():
+            self(*args, **kwargs)
+
+    def _leaves(self, args: tuple, kwargs: Mapping[str, Any]) -> list[Any]:
+        leaves, spec = pytree.tree_flatten((args, dict(kwargs)), is_leaf=lambda t: isinstance(t, Belief))
+        if spec != self.graph.in_spec and not torch.compiler.is_compiling():
+            raise InvalidType(
+                f"the predictor was compiled for arguments of structure {self.graph.in_spec}, and was called with {spec}; "
+                "call it the way the example was given."
+            )
+        return leaves
+
+    def _check_inputs(self, leaves: list[Any]) -> None:
+        sizes: dict[str, int] = {}
+        for node, leaf, fixed in zip(self.graph.inputs, leaves, self.graph.fixed, strict=True):
+            if node is None or node.shape is None:
+                if not isinstance(leaf, Tensor) and leaf != fixed:
+                    raise InvalidValue(f"an argument was {fixed!r} when the model was captured and cannot become {leaf!r}.")
+                continue
+            if not isinstance(leaf, (Tensor, Belief)):
+                raise InvalidType(f"input `{node.name}` is a {type(leaf).__name__}; a tensor or a Belief is needed.")
+            mean = leaf.mean if isinstance(leaf, Belief) else leaf
+            fits = mean.ndim == len(node.shape)
+            for want, have in zip(node.shape, mean.shape, strict=False):
+                fits = fits and (want == have if isinstance(want, int) else sizes.setdefault(want, have) == have)
+            if not fits:
+                wanted = tuple(s if isinstance(s, int) else "batch" if i == 0 else s for i, s in enumerate(node.shape))
+                raise ShapeMismatch(
+                    f"input `{node.name}` has shape {tuple(mean.shape)}; the model was captured for {wanted}".replace("'", "")
+                    + ". Only the batch size may change."
+                )
+            if mean.dtype != node.dtype and node.dtype is not None and not self._converted(node, mean):
+                raise InvalidType(
+                    f"input `{node.name}` has dtype {mean.dtype}; the example had {node.dtype}. Convert it with `.to({node.dtype})`."
+                )
+            if mean.is_floating_point() and not bool(mean.isfinite().all()):
+                bad = (~mean.isfinite()).nonzero()[0].tolist()
+                raise InvalidValue(f"input `{node.name}` holds NaN or infinity, first at index {bad}.")
+
+    def _converted(self, node: Node, mean: Tensor) -> bool:
+        """After `.to(dtype)` the predictor wants floating-point inputs in its own dtype."""
+        own = next((t.dtype for t in self.store.parameters() if t.is_floating_point()), node.dtype)
+        return not self._linked and node.dtype.is_floating_point and mean.dtype == own  # type: ignore[union-attr]
+
+    def _values(self, leaves: list[Any], posterior: Posterior) -> tuple[dict[str, Any], list[tuple[str, Value]]]:
+        values: dict[str, Any] = {}
+        sources: list[tuple[str, Value]] = []
+        for node, leaf in zip(self.graph.inputs, leaves, strict=True):
+            if node is None:
+                continue
+            if isinstance(leaf, Belief):
+                spread = leaf.covariance.as_diagonal_plus_factor()
+                blocks = {("input", node.name): spread.factor} if spread.factor.shape[0] else {}
+                leaf = Value(leaf.mean, spread.diag, blocks, node.name)
+                sources.append((node.name, leaf))
+            values[node.name] = leaf
+        for node in self.graph.nodes:
+            if node.kind in ("parameter", "buffer"):
+                mean = posterior.means.get(str(node.target))
+                values[node.name] = self.store.take(str(node.target)) if mean is None else mean
+            elif node.kind == "constant":
+                values[node.name] = self.store.take(f"constant.{node.target}")
+        return values, sources
+
+    def _plan(self, uncertain: frozenset[str], posterior: Posterior) -> Plan:
+        if uncertain not in self._plans:
+            self._plans[uncertain] = make_plan(self.graph, uncertain, posterior)
+        return self._plans[uncertain]
+
+    def _attach(self, values: dict[str, Any], plan: Plan, posterior: Posterior) -> None:
+        """Wrap the parameters that have a posterior."""
+        for node in self.graph.nodes:
+            name = str(node.target)
+            if node.kind not in ("parameter", "buffer") or name not in posterior.names:
+                continue
+            key = posterior.key(name)
+            partner = None
+            if isinstance(key, tuple):
+                partner = key[1] if key[0] == name else key[0]
+            values[node.name] = Weight(
+                name,
+                values[node.name],
+                posterior.gaussian(name),
+                partner,
+                posterior.latents.get(name),
+                plan.uses.get(name, 1),
+            )
+
+    def _cached(self, step: str, name: str, tensor: Tensor, function: Any) -> Any:
+        """`function(tensor)`, kept per step until the tensor changes."""
+        key = (step, name)
+        if torch.compiler.is_compiling():
+            # Versions cannot be read here. Cheap values are recomputed in the graph; a decomposition is taken from the
+            # last eager call.
+            kept = self._cache.get(key)
+            return kept.value if kept is not None and name.startswith("svd") else function(tensor)
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            return function(tensor)
+        kept = self._cache.get(key)
+        if kept is None or kept.tensor is not tensor or kept.version != tensor._version:
+            with torch.no_grad():
+                kept = Cached(tensor, tensor._version, function(tensor))
+            self._cache[key] = kept
+        return kept.value
+
+    # ----------------------------------------------------------------- sampling
+
+    def sample(self, *args: Any, n: int, generator: torch.Generator | None = None, **kwargs: Any) -> Any:
+        """Draw n outputs of the network itself (not of the belief), (n, batch, *event)."""
+        leaves = self._leaves(args, kwargs)
+        self.refresh()
+        self._check_inputs(leaves)
+        if any(isinstance(leaf, Belief) for leaf in leaves):
+            raise InvalidType("sampling takes plain tensors; draw from the input belief first.")
+        posterior = self.posterior()
+        values, _ = self._values(leaves, posterior)
+        if self._sampler is None:
+            self._sampler = Sampler(self.graph, posterior.names)
+        with torch.no_grad():
+            bound = {node: values[node.name] for node in self.graph.nodes if node.kind != "call"}
+            drawn = self._sampler(bound, n, posterior, generator, self.settings.memory)
+        return pytree.tree_unflatten(drawn, self.graph.out_spec)
+
+    # ------------------------------------------------------------------- saving
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the whole predictor: graph, tensors, posterior and settings. No code is pickled."""
+        arguments: dict[str, Tensor] = {}
+        described = graph_to_json(self.graph, arguments)
+        posterior_tensors, posterior_description = self.posterior().state()
+        settings, settings_tensors = self.settings.describe()
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "graph": json.dumps(described),
+            "settings": json.dumps(settings),
+            "posterior": json.dumps(posterior_description),
+            "store": {k: v.detach() for k, v in self.store.state_dict().items()},
+            "parameters": [k for k, _ in self.store.named_parameters()],
+            "constants": list(self.graph.constants),
+            "arguments": arguments,
+            "settings_tensors": settings_tensors,
+            "posterior_tensors": {k: v.detach() for k, v in posterior_tensors.items()},
+            "starts": dict(self._starts),
+        }
+        temporary = f"{os.fspath(path)}.part"
+        torch.save(content, temporary)
+        os.replace(temporary, path)  # a crash while writing leaves an earlier file as it was
+
+
+def load(path: str | os.PathLike[str]) -> Predictor:
+    """Read a predictor that `Predictor.save` wrote. Executes no code from the file.
+
+    Raises:
+        CorruptFile: Not such a file, damaged, or from a newer version.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        ours = isinstance(content, dict) and content.get("format") == FORMAT
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        kind = "damaged" if zipfile.is_zipfile(path) else "no predictor file"
+        raise CorruptFile(f"`{os.fspath(path)}` is {kind}: {type(error).__name__}: {error}") from error
+    if not ours:
+        raise CorruptFile(f"`{os.fspath(path)}` was not written by `Predictor.save`.")
+    if content["version"] > VERSION:
+        raise CorruptFile(
+            f"`{os.fspath(path)}` has format version {content['version']}; this favour reads up to {VERSION}. Upgrade favour."
+        )
+    try:
+        constants = {name: content["store"][f"constant/{name}".replace(".", "/")] for name in content["constants"]}
+        graph = graph_from_json(json.loads(content["graph"]), content["arguments"], constants)
+        settings = Settings.restore(json.loads(content["settings"]), content["settings_tensors"])
+        posterior = Posterior.from_state(content["posterior_tensors"], json.loads(content["posterior"]))
+        predictor = Predictor(graph, settings, posterior, None)
+        parameters = set(content["parameters"])
+        for key, tensor in content["store"].items():
+            trained = key in parameters and tensor.is_floating_point()
+            predictor.store.put(key.replace("/", "."), nn.Parameter(tensor) if trained else tensor)
+        predictor._starts = dict(content["starts"])
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise CorruptFile(f"`{os.fspath(path)}` is incomplete: {type(error).__name__}: {error}") from error
+    return predictor
+
+
+def _rename(posterior: Posterior, aliases: Mapping[str, str], names: set[str]) -> Posterior:
+    """The posterior under the graph's own names for tied parameters, without parameters the graph never reads."""
+
+    def own(name: str) -> str:
+        return aliases.get(name, name)
+
+    gaussians: dict[Any, Any] = {}
+    for key, gaussian in posterior.gaussians.items():
+        renamed = own(key) if isinstance(key, str) else (own(key[0]), own(key[1]))
+        if {renamed} & names if isinstance(renamed, str) else set(renamed) & names:
+            gaussians[renamed] = gaussian
+    return Posterior(
+        gaussians,
+        latents={own(k): v for k, v in posterior.latents.items() if own(k) in names},
+        means={own(k): v for k, v in posterior.means.items() if own(k) in names},
+    )

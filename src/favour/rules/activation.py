@@ -1,0 +1,81 @@
+"""Element-wise functions of one uncertain tensor (paper section 3.3, and the `"price"` mode).
+
+For y = f(x), x ~ N(μ, v) marginally, all three modes have m = E[f(x)]:
+
+| mode      | G               | N                  |
+|-----------|-----------------|--------------------|
+| `price`   | E[f′(x)]        | Var f − E[f′]²v ≥ 0 |
+| `matched` | √(Var f / v)    | 0                  |
+| `taylor`  | f′(μ)           | 0                  |
+
+`price` gets the marginal variance right and, by Price's theorem, the covariance between two entries to first order in it.
+The functions and their moments are in `favour.scalar` and `favour.moments`; this file only says which overload is which.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from favour import scalar
+from favour.rules.registry import elementwise, pointwise_surrogate, rule
+from favour.surrogate import Surrogate
+from favour.value import Context, Value
+
+aten = torch.ops.aten
+
+elementwise(aten.relu.default, function=scalar.relu)
+elementwise(aten.relu6.default, function=scalar.relu6)
+elementwise(aten.leaky_relu.default, function=scalar.leaky_relu)
+elementwise(aten.rrelu.default, function=lambda lower=1 / 8, upper=1 / 3, training=False: scalar.rrelu(lower, upper))
+elementwise(aten.elu.default, function=lambda alpha=1.0, scale=1.0, input_scale=1.0: _elu(alpha, scale, input_scale))
+elementwise(aten.selu.default, function=scalar.selu)
+elementwise(aten.celu.default, function=scalar.celu)
+elementwise(aten.gelu.default, function=scalar.gelu)
+elementwise(aten.silu.default, function=scalar.silu)
+elementwise(aten.mish.default, function=scalar.mish)
+elementwise(aten.sigmoid.default, function=scalar.sigmoid)
+elementwise(aten.log_sigmoid.default, function=scalar.logsigmoid)
+elementwise(aten.tanh.default, function=scalar.tanh)
+elementwise(aten.softplus.default, function=scalar.softplus)
+elementwise(aten.hardtanh.default, function=scalar.hardtanh)
+elementwise(aten.hardsigmoid.default, function=scalar.hardsigmoid)
+elementwise(aten.hardswish.default, function=scalar.hardswish)
+elementwise(aten.hardshrink.default, function=scalar.hardshrink)
+elementwise(aten.softshrink.default, function=scalar.softshrink)
+elementwise(aten.threshold.default, function=scalar.threshold)
+elementwise(aten.abs.default, function=scalar.abs)
+elementwise(aten.exp.default, function=scalar.exp)
+elementwise(aten.expm1.default, function=scalar.expm1)
+elementwise(aten.sin.default, function=scalar.sin)
+elementwise(aten.cos.default, function=scalar.cos)
+elementwise(aten.atan.default, function=scalar.atan)
+elementwise(aten.erf.default, function=scalar.erf)
+elementwise(aten.erfc.default, function=scalar.erfc)
+elementwise(aten.square.default, function=scalar.square)
+elementwise(aten.sign.default, function=scalar.sign)
+elementwise(aten.clamp.default, function=scalar.clamp)
+elementwise(aten.clamp_min.default, function=lambda least: scalar.clamp(min=least))
+elementwise(aten.clamp_max.default, function=lambda most: scalar.clamp(max=most))
+elementwise(aten.pow.Tensor_Scalar, function=scalar.pow)
+# A Gaussian puts mass outside these functions' domains, so they are expanded to second order at the mean.
+elementwise(aten.log.default, function=scalar.log, exactness="linearised")
+elementwise(aten.log1p.default, function=scalar.log1p, exactness="linearised")
+elementwise(aten.sqrt.default, function=scalar.sqrt, exactness="linearised")
+elementwise(aten.rsqrt.default, function=scalar.rsqrt, exactness="linearised")
+elementwise(aten.reciprocal.default, function=scalar.reciprocal, exactness="linearised")
+
+
+def _elu(alpha: float, scale: float, input_scale: float) -> scalar.ScalarFunction:
+    """aten's `elu` serves SELU and ELU: scale·(x⁺ + α(exp(input_scale·x) − 1)⁻)."""
+    if scale == 1.0 and input_scale == 1.0:
+        return scalar.elu(alpha)
+    raise NotImplementedError(f"elu with scale {scale} and input_scale {input_scale}")
+
+
+@rule(aten.prelu.default, exactness="moment-matched", family="element-wise")
+def prelu(ctx: Context, x: Value, weight: Any) -> Surrogate:
+    """The slope is a number per channel, dimension 1."""
+    shape = (1, -1, *[1] * (x.mean.ndim - 2)) if x.mean.ndim > 1 and weight.numel() > 1 else (1,) * x.mean.ndim
+    return pointwise_surrogate(ctx, x, scalar.prelu(weight.reshape(shape)))

@@ -1,0 +1,130 @@
+"""Arithmetic: sums of uncertain tensors, and scaling or shifting by known numbers.
+
+    y = x₁ + c·x₂:   m = μ₁ + cμ₂,  G = (I, cI)           exact
+    y = a ∘ x + b:   m = a∘μ + b,   G = diag(a)           exact
+
+with broadcasting, which is itself a linear map. Products of two uncertain tensors are another family.
+Element-wise code on one tensor is fused into a scalar function before it gets here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from favour.errors import UnsupportedOperation
+from favour.rules.registry import rule
+from favour.rules.shape import broadcast
+from favour.surrogate import LinearMap, Surrogate, compose, scaling
+from favour.value import Context, Value, mean_of
+
+aten = torch.ops.aten
+
+
+def _term(x: Any, out: torch.Size, factor: float = 1) -> list[tuple[Any, LinearMap]]:
+    if not isinstance(x, Value):
+        return []
+    G = broadcast(x.mean.shape, out)
+    return [(x, G if factor == 1 else compose(G, scaling(factor)))]
+
+
+@rule(aten.add.Tensor, aten.add.Scalar, exactness="exact", family="arithmetic")
+def add(ctx: Context, a: Any, b: Any, alpha: float = 1) -> Surrogate:
+    mean = torch.add(_tensor(mean_of(a), b), mean_of(b), alpha=alpha)
+    return Surrogate(mean, _term(a, mean.shape) + _term(b, mean.shape, alpha))
+
+
+@rule(aten.sub.Tensor, aten.sub.Scalar, exactness="exact", family="arithmetic")
+def sub(ctx: Context, a: Any, b: Any, alpha: float = 1) -> Surrogate:
+    return add(ctx, a, b, -alpha)
+
+
+@rule(aten.rsub.Scalar, aten.rsub.Tensor, exactness="exact", family="arithmetic")
+def rsub(ctx: Context, a: Any, b: Any, alpha: float = 1) -> Surrogate:
+    mean = mean_of(b) - alpha * mean_of(a)
+    return Surrogate(mean, _term(a, mean.shape, -alpha) + _term(b, mean.shape))
+
+
+@rule(aten.neg.default, exactness="exact", family="arithmetic")
+def neg(ctx: Context, x: Value) -> Surrogate:
+    return Surrogate(-x.mean, [(x, scaling(-1.0))])
+
+
+def _tensor(a: Any, other: Any) -> Tensor:
+    return a if isinstance(a, Tensor) else torch.as_tensor(a, dtype=mean_of(other).dtype, device=mean_of(other).device)
+
+
+def scaled(x: Value, factor: Any) -> Surrogate:
+    """factor ∘ x for a known factor, either of which may broadcast."""
+    mean = x.mean * factor
+    expand = broadcast(x.mean.shape, mean.shape)
+    return Surrogate(mean, [(x, compose(scaling(factor), expand))])
+
+
+@rule(aten.mul.Tensor, aten.mul.Scalar, exactness="exact", family="arithmetic")
+def mul(ctx: Context, a: Any, b: Any) -> Surrogate:
+    if isinstance(a, Value) and isinstance(b, Value):
+        raise UnsupportedOperation(f"the product of two uncertain tensors at {ctx.place} has no rule yet.")
+    return scaled(a, b) if isinstance(a, Value) else scaled(b, a)
+
+
+@rule(aten.div.Tensor, aten.div.Scalar, exactness="exact", family="arithmetic")
+def div(ctx: Context, a: Any, b: Any) -> Surrogate:
+    if isinstance(b, Value):
+        raise UnsupportedOperation(f"division by an uncertain tensor at {ctx.place} has no rule yet.")
+    return scaled(a, 1 / b)
+
+
+@rule(aten.where.self, exactness="exact", family="arithmetic")
+def where(ctx: Context, condition: Any, a: Any, b: Any) -> Surrogate:
+    if isinstance(condition, Value):
+        raise UnsupportedOperation(f"`where` on an uncertain condition at {ctx.place} has no rule.")
+    mean = torch.where(condition, mean_of(a), mean_of(b))
+    maps = []
+    for x, chosen in ((a, condition), (b, ~condition)):
+        if isinstance(x, Value):
+            maps.append((x, compose(scaling(chosen.to(mean.dtype)), broadcast(x.mean.shape, mean.shape))))
+    return Surrogate(mean, maps)
+
+
+@rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor, exactness="exact", family="arithmetic")
+def masked_fill(ctx: Context, x: Any, mask: Tensor, value: Any) -> Surrogate:
+    if isinstance(mask, Value) or isinstance(value, Value):
+        raise UnsupportedOperation(f"`masked_fill` with an uncertain mask or value at {ctx.place} has no rule.")
+    mean = x.mean.masked_fill(mask, value)
+    return Surrogate(mean, [(x, compose(scaling((~mask).to(mean.dtype)), broadcast(x.mean.shape, mean.shape)))])
+
+
+@rule(aten.slice_scatter.default, aten.select_scatter.default, exactness="exact", family="shape")
+def scatter(ctx: Context, x: Any, source: Any, dim: int = 0, *rest: Any) -> Surrogate:
+    """y is x with a slice replaced by `source`: what an in-place write into a view becomes."""
+    op = aten.select_scatter.default if mean_of(source).ndim < mean_of(x).ndim else aten.slice_scatter.default
+    take = aten.select.int if op is aten.select_scatter.default else aten.slice.Tensor
+    mean = op(mean_of(x), mean_of(source), dim, *rest)
+    dim = dim % mean.ndim
+    out = mean.shape
+    maps: list[tuple[Any, LinearMap]] = []
+
+    def clear(d: Tensor) -> Tensor:
+        window = take(d, dim + 1, *rest)
+        return op(d, torch.zeros_like(window), dim + 1, *rest)
+
+    if isinstance(x, Value):
+        maps.append((x, LinearMap(clear, clear, lambda v: clear(v.unsqueeze(0)).squeeze(0), disjoint=True)))
+    if isinstance(source, Value):
+
+        def put(d: Tensor) -> Tensor:
+            return op(d.new_zeros(d.shape[0], *out), d, dim + 1, *rest)
+
+        maps.append(
+            (
+                source,
+                LinearMap(
+                    put, lambda g: take(g, dim + 1, *rest), lambda v: put(v.unsqueeze(0)).squeeze(0), disjoint=True
+                ),
+            )
+        )
+    return Surrogate(mean, maps)
+

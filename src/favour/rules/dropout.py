@@ -1,0 +1,46 @@
+"""Dropout (paper section 3.1).
+
+Each entry is multiplied by an independent D ∈ {0, 1/q} with P(D = 0) = p and q = 1 − p, so that E[D] = 1 and
+Var[D] = p/q. By the law of total variance
+
+    m = μ,   G = I,   N = diag((μ² + v)·p/q).
+
+p is a number, or a tensor that broadcasts to the input (a rate per neuron).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from favour.errors import InvalidValue
+from favour.rules.registry import rule
+from favour.surrogate import DiagonalNoise, Surrogate, identity
+from favour.value import Context, Value, mean_of
+
+aten = torch.ops.aten
+
+
+def check_rate(p: Any, where: str) -> None:
+    """Raise unless 0 ≤ p < 1 everywhere."""
+    if isinstance(p, torch.Tensor):
+        if not torch.compiler.is_compiling() and not bool(((p >= 0) & (p < 1)).all()):
+            raise InvalidValue(
+                f"dropout probabilities at {where} must lie in [0, 1); got values from {p.min()} to {p.max()}."
+            )
+    elif not 0 <= p < 1:
+        raise InvalidValue(f"the dropout probability at {where} must lie in [0, 1); got {p}.")
+
+
+def dropped(x: Any, p: Any, label: str) -> Surrogate:
+    """Element-wise dropout with rate p."""
+    mean = mean_of(x)
+    second = mean.square() + x.variance if isinstance(x, Value) else mean.square()
+    noise = DiagonalNoise((second * (p / (1 - p))).expand(mean.shape), label)
+    return Surrogate(mean, [(x, identity())] if isinstance(x, Value) else [], [noise])
+
+
+@rule(aten.dropout.default, torch.ops.favour.dropout.default, exactness="exact", family="dropout")
+def dropout(ctx: Context, x: Any, p: Any, train: bool) -> Surrogate:
+    return dropped(x, p, ctx.module or "dropout")

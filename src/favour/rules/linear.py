@@ -1,0 +1,332 @@
+"""Linear layers, with every kind of weight posterior (paper section 3.2, equation 1).
+
+For y = Wx + b with E[W] = W̄ and x independent of W,
+
+    E[y] = W̄μ + b̄,   G = W̄,   N_ij = SUM(Σ_w,ij ∘ (Σ + μμᵀ)) + Σ_b,ij.
+
+The posterior decides what N looks like:
+
+| posterior                    | N                                                                        |
+|------------------------------|--------------------------------------------------------------------------|
+| mean-field, variances V      | diag(V(μ² + v))                                                          |
+| independent rows D + Σ fₖfₖᵀ | diag(D(μ² + v) + Σₖ E[(fₖᵀx)²]),  E[(fᵀx)²] = (fᵀμ)² + Σⱼ(fᵀuⱼ)² + (f²)ᵀλ  |
+| Kronecker A ⊗ B              | tr(A(Σ + μμᵀ))·B                                                         |
+| full                         | equation 1, dense m × m                                                  |
+| latents P shared by layers   | columns Pₖμ (first order in the uncertainty of x; the rest is diagonal)  |
+
+A bias correlated with its matrix is a weight on a constant input 1.
+
+**One draw, many places.** Where the parameter is used by one operation on one vector per input, its noise is
+independent of everything else. Otherwise
+
+- the layer is applied at several positions t (x of shape (batch, T, n)): noise at t and t′ is correlated,
+  N_(t,i),(t′,i) = Σ_j V_ij E[x_tj x_t′j]. It is the image of weight-space draws z under
+  z ↦ Σ_j σ_ij z_ij a_tj, for a ∈ {μ, u₁, …, u_r}, plus λ's part, which is diagonal;
+- the parameter is used by several operations a, b, …: for posteriors that are diagonal over outputs,
+  N_ab = V E[x_a ∘ x_b] element by element, and n_a = Σ_{c ≤ a} L_ac z_c with L the Cholesky factor of that
+  (uses × uses) matrix, built row by row as the uses come. Others go through weight space at the mean.
+
+Symbols: μ, v, λ, u the input's mean, marginal variance, independent part and factor columns; m outputs, n inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from favour.errors import UnsupportedOperation
+from favour.posterior import Diagonal, Full, Gaussian, Kronecker, Rows
+from favour.posterior.gaussians import psd_root
+from favour.rules.registry import rule
+from favour.surrogate import (
+    DenseNoise,
+    DiagonalNoise,
+    LatentNoise,
+    LinearMap,
+    Noise,
+    Surrogate,
+    diagonal_latent,
+    factor_noise,
+)
+from favour.value import Context, Value, Weight, mean_of
+
+aten = torch.ops.aten
+
+
+def matrix_map(ctx: Context, weight: Tensor) -> LinearMap:
+    """G = W over the last axis; with a rank-q variant W ≈ AB for sub-inference products (paper section 4.1)."""
+    squared = ctx.cached("square", weight, torch.square)
+
+    def compressed(q: int) -> LinearMap:
+        if q >= min(weight.shape):
+            return full
+        A, B = ctx.cached(f"svd{q}", weight, lambda w: _low_rank(w, q))
+        return LinearMap(
+            lambda d: F.linear(F.linear(d, B), A),
+            lambda g: g @ A @ B,
+            lambda v: F.linear(v, squared),
+        )
+
+    full = LinearMap(
+        lambda d: F.linear(d, weight),
+        lambda g: g @ weight,
+        lambda v: F.linear(v, squared),
+        compressed=compressed,
+    )
+    return full
+
+
+def _low_rank(weight: Tensor, q: int) -> tuple[Tensor, Tensor]:
+    """The best rank-q factors A (m, q) and B (q, n) in Frobenius norm."""
+    left, values, right = torch.linalg.svd(weight.float() if weight.dtype.itemsize < 4 else weight, full_matrices=False)
+    root = values[:q].sqrt()
+    return (left[:, :q] * root).to(weight.dtype), (root[:, None] * right[:q]).to(weight.dtype)
+
+
+@dataclass
+class Input:
+    """What the noises need to know of x: mean, marginal variance, independent part, named columns."""
+
+    mean: Tensor
+    variance: Tensor | None
+    diag: Tensor | None
+    blocks: dict[Any, Tensor]
+
+    @classmethod
+    def of(cls, x: Any, *, constant: bool = False) -> Input:
+        """The moments of x; with `constant`, of x with a 1 appended, which carries the bias."""
+        if isinstance(x, Value):
+            given = cls(x.mean, x.variance, x.diag, dict(x.blocks))
+        else:
+            given = cls(x, None, None, {})
+        if not constant:
+            return given
+
+        def pad(t: Tensor | None, value: float = 0.0) -> Tensor | None:
+            return None if t is None else F.pad(t, (0, 1), value=value)
+
+        mean = pad(given.mean, 1.0)
+        assert mean is not None
+        blocks = {name: F.pad(block, (0, 1)) for name, block in given.blocks.items()}
+        return cls(mean, pad(given.variance), pad(given.diag), blocks)
+
+    @property
+    def second(self) -> Tensor:
+        """E[x²], element-wise."""
+        return self.mean.square() if self.variance is None else self.mean.square() + self.variance
+
+    @property
+    def factor(self) -> Tensor | None:
+        return torch.cat(list(self.blocks.values())) if self.blocks else None
+
+
+@rule(aten.linear.default, exactness="exact", family="linear", weights=True)
+def linear(ctx: Context, x: Any, weight: Any, bias: Any = None) -> Surrogate:
+    if isinstance(weight, Value) or isinstance(bias, Value):
+        raise UnsupportedOperation(f"a linear layer at {ctx.place} computes its weight from uncertain values.")
+    W = mean_of(weight)
+    mean = F.linear(mean_of(x), W, mean_of(bias))
+    maps = [(x, matrix_map(ctx, W))] if isinstance(x, Value) else []
+    return Surrogate(mean, maps, weight_noises(ctx, x, weight, bias, mean))
+
+
+@rule(aten.addmm.default, exactness="exact", family="linear")
+def addmm(ctx: Context, bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha: float = 1) -> Surrogate:
+    if not isinstance(x, Value) or isinstance(weight, Value) or isinstance(bias, Value):
+        raise UnsupportedOperation(f"addmm at {ctx.place} is supported for an uncertain left matrix only.")
+    return Surrogate(
+        torch.addmm(bias, x.mean, weight, beta=beta, alpha=alpha), [(x, matrix_map(ctx, alpha * weight.T))]
+    )
+
+
+def weight_noises(ctx: Context, x: Any, weight: Any, bias: Any, y: Tensor) -> list[Noise]:
+    """The noises that the posteriors of `weight` and `bias` add to a linear layer's output y."""
+    noises: list[Noise] = []
+    joint = isinstance(weight, Weight) and weight.partner is not None
+    if isinstance(weight, Weight) and weight.gaussian is not None:
+        if joint and not (isinstance(bias, Weight) and bias.name == weight.partner):
+            raise UnsupportedOperation(
+                f"`{weight.name}` shares one Gaussian with `{weight.partner}`, but the layer at {ctx.place} uses it "
+                "with another bias; give the two separate Gaussians."
+            )
+        noises += _matrix_noises(ctx, Input.of(x, constant=joint), weight, weight.gaussian)
+    if isinstance(bias, Weight) and bias.gaussian is not None and not joint:
+        noises += _bias_noises(bias, bias.gaussian, y)
+    for parameter in (weight, bias):
+        if isinstance(parameter, Weight) and parameter.latents is not None:
+            noises += _latent_noises(x, parameter, y)
+    return noises
+
+
+def _matrix_noises(ctx: Context, x: Input, weight: Weight, gaussian: Gaussian) -> list[Noise]:
+    if x.mean.ndim > 2:
+        return _at_positions(ctx, x, weight, gaussian)
+    if weight.uses > 1:
+        if isinstance(gaussian, (Diagonal, Rows)):
+            return _tied(ctx, x, weight, gaussian)
+        return _through_weight_space(ctx, x, weight, gaussian)
+    if isinstance(gaussian, (Diagonal, Rows)):
+        return [DiagonalNoise(_diagonal_over_outputs(gaussian, x, x), weight.name)]
+    return [_dense(gaussian, x, weight.name, with_mean=True)]
+
+
+def _diagonal_over_outputs(gaussian: Diagonal | Rows, a: Input, b: Input) -> Tensor:
+    """N_ab = diag of E[J(x_a) Σ_w J(x_b)ᵀ], (batch, m); the noise's own variance where a is b.
+
+    Between two uses only the named columns they share count: their independent parts are independent.
+    """
+    same = a is b
+    shared = [(a.blocks[k], b.blocks[k]) for k in a.blocks if k in b.blocks]
+    second = a.second if same else a.mean * b.mean + sum((p * q).sum(0) for p, q in shared)
+    if isinstance(gaussian, Diagonal):
+        return F.linear(second, gaussian.variance())
+    total = F.linear(second, gaussian.diag)
+    for f in gaussian.factor:  # (m, n)
+        total = total + F.linear(a.mean, f) * F.linear(b.mean, f)
+        for p, q in shared:
+            total = total + (F.linear(p, f) * F.linear(q, f)).sum(0)
+        if same and a.diag is not None:
+            total = total + F.linear(a.diag, f.square())
+    return total
+
+
+def _tied(ctx: Context, x: Input, weight: Weight, gaussian: Diagonal | Rows) -> list[Noise]:
+    """One more use of a parameter: the next row of the Cholesky factor over uses."""
+    uses: list[tuple[Input, list[Tensor]]] = ctx.shared.setdefault(("tied", weight.name), [])
+    row: list[Tensor] = []
+    for earlier, factor in uses:
+        b = len(row)
+        cross = _diagonal_over_outputs(gaussian, x, earlier)
+        for c in range(b):
+            cross = cross - row[c] * factor[c]
+        pivot = factor[b]
+        row.append(torch.where(pivot > 0, cross / torch.where(pivot > 0, pivot, 1.0), 0.0))
+    rest = _diagonal_over_outputs(gaussian, x, x)
+    for entry in row:
+        rest = rest - entry.square()
+    row.append(rest.clamp_min(0).sqrt())
+    uses.append((x, row))
+    return [diagonal_latent(scale, (weight.name, c), weight.name) for c, scale in enumerate(row)]
+
+
+def _dense(gaussian: Gaussian, x: Input, label: str, *, with_mean: bool) -> Noise:
+    """Kronecker and full covariances; without the mean only what the uncertainty of x adds."""
+    points = [x.mean.unsqueeze(0)] if with_mean else []
+    points += [x.factor] if x.factor is not None else []
+    a = torch.cat(points) if points else x.mean.new_zeros(0, *x.mean.shape)  # (1 + r, batch, n)
+    if isinstance(gaussian, Kronecker):
+        scale = torch.einsum("pbi,ij,pbj->b", a, gaussian.inputs, a)
+        if x.diag is not None:
+            scale = scale + x.diag @ gaussian.inputs.diagonal()
+        return DenseNoise(gaussian.outputs.unsqueeze(0), scale, label)
+    assert isinstance(gaussian, Full)
+    m, n = gaussian.shape
+    blocks = gaussian.matrix.reshape(m, n, m, n)
+    matrix = torch.einsum("minj,pbi,pbj->bmn", blocks, a, a)
+    if x.diag is not None:
+        matrix = matrix + torch.einsum("mini,bi->bmn", blocks, x.diag)
+    return DenseNoise(matrix, None, label)
+
+
+def _at_positions(ctx: Context, x: Input, weight: Weight, gaussian: Gaussian) -> list[Noise]:
+    """Mean-field weights applied at many positions: draws live in weight space."""
+    if not isinstance(gaussian, Diagonal):
+        raise UnsupportedOperation(
+            f"`{weight.name}` at {ctx.place} is applied at many positions (input of shape {tuple(x.mean.shape)}); "
+            f"there only mean-field posteriors are supported, not {type(gaussian).__name__}."
+        )
+    variance = gaussian.variance()
+    key = (weight.name, "mean") if weight.uses > 1 else None
+    noises: list[Noise] = [_weight_space(x.mean.unsqueeze(0), variance, key, weight.name)]
+    if x.factor is not None:
+        noises.append(_weight_space(x.factor, variance, None, weight.name))
+    if x.diag is not None:
+        noises.append(DiagonalNoise(F.linear(x.diag, variance), weight.name))
+    return noises
+
+
+def _weight_space(points: Tensor, variance: Tensor, key: Any, label: str) -> Noise:
+    """n = Σ_p Σ_j σ_ij z_pij a_ptj for points a of shape (P, batch, *positions, n)."""
+    sigma = variance.sqrt()
+    a = points.flatten(2, -2)  # (P, batch, T, n)
+    positions = points.shape[2:-1]
+    P, n, m = a.shape[0], a.shape[-1], variance.shape[0]
+
+    def push(z: Tensor) -> Tensor:
+        y = torch.einsum("fbpmn,pbtn->fbtm", z * sigma, a)
+        return y.reshape(*y.shape[:2], *positions, m)
+
+    def pull(g: Tensor) -> Tensor:
+        return torch.einsum("fbtm,pbtn->fbpmn", g.flatten(2, -2), a) * sigma
+
+    return LatentNoise(push, pull, F.linear(points.square().sum(0), variance), (P, m, n), key, label)
+
+
+def _through_weight_space(ctx: Context, x: Input, weight: Weight, gaussian: Gaussian) -> list[Noise]:
+    """Kronecker or full covariance used several times: shared draws at the mean, the rest independent."""
+    mean = x.mean
+    if isinstance(gaussian, Kronecker):
+        outputs, inputs = psd_root(gaussian.outputs), psd_root(gaussian.inputs)
+        seen = mean @ inputs  # (batch, n)
+
+        def push(z: Tensor) -> Tensor:
+            return torch.einsum("fbmn,bn->fbm", z, seen) @ outputs.T
+
+        def pull(g: Tensor) -> Tensor:
+            return (g @ outputs).unsqueeze(-1) * seen.unsqueeze(-2)
+
+        shape = tuple(gaussian.shape)
+    else:
+        m, n = gaussian.shape
+        root = psd_root(gaussian.covariance()).reshape(m, n, -1)
+
+        def push(z: Tensor) -> Tensor:
+            return torch.einsum("mnk,fbk,bn->fbm", root, z, mean)
+
+        def pull(g: Tensor) -> Tensor:
+            return torch.einsum("mnk,fbm,bn->fbk", root, g, mean)
+
+        shape = (root.shape[-1],)
+    at_mean = Input(mean, None, None, {})
+    variances = _dense(gaussian, at_mean, weight.name, with_mean=True).diag()
+    noises: list[Noise] = [LatentNoise(push, pull, variances, shape, (weight.name, "mean"), weight.name)]
+    if x.variance is not None:
+        noises.append(_dense(gaussian, x, weight.name, with_mean=False))
+    return noises
+
+
+def _bias_noises(bias: Weight, gaussian: Gaussian, y: Tensor) -> list[Noise]:
+    """b ~ N(b̄, Σ_b), the same draw at every position and at every use."""
+    if isinstance(gaussian, Diagonal) and y.ndim == 2 and bias.uses == 1:
+        return [DiagonalNoise(gaussian.variance().expand(y.shape), bias.name)]
+    root = psd_root(gaussian.covariance())  # (m, m)
+    positions = y.shape[1:-1]
+    m = root.shape[0]
+
+    def push(z: Tensor) -> Tensor:
+        draw = z @ root.T
+        return draw.reshape(*draw.shape[:2], *[1] * len(positions), m).expand(*draw.shape[:2], *positions, m)
+
+    def pull(g: Tensor) -> Tensor:
+        return g.flatten(2, -2).sum(2) @ root if positions else g @ root
+
+    variances = gaussian.variance().expand(y.shape)
+    return [LatentNoise(push, pull, variances, (m,), (bias.name, "bias"), bias.name)]
+
+
+def _latent_noises(x: Any, parameter: Weight, y: Tensor) -> list[Noise]:
+    """Low-rank draws shared by every layer: columns Pₖμ, all under one key."""
+    P = parameter.latents
+    assert P is not None
+    if P.ndim == 2:  # a bias: (K, m)
+        columns = P.reshape(P.shape[0], *[1] * (y.ndim - 1), -1).expand(P.shape[0], *y.shape)
+        return [factor_noise(columns, "latents", parameter.name)]
+    columns = torch.einsum("b...n,kmn->kb...m", mean_of(x), P)
+    noises: list[Noise] = [factor_noise(columns, "latents", parameter.name)]
+    if isinstance(x, Value):
+        noises.append(DiagonalNoise(F.linear(x.variance, P.square().sum(0)), parameter.name))
+    return noises

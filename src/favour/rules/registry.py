@@ -1,0 +1,153 @@
+"""The table of rules: one aten overload, one rule.
+
+A rule is a plain function `rule(ctx, *args, **kwargs) -> Surrogate` with the signature of the operation.
+Uncertain tensors arrive as `Value`, parameters with a posterior as `Weight`, everything else as it is.
+An operation with several results returns a list of surrogates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from favour.errors import InvalidValue, UnsupportedOperation
+from favour.scalar import ScalarFunction, surrogate_slope
+from favour.surrogate import DiagonalNoise, LinearMap, Surrogate, scaling
+from favour.value import Context, Value
+
+Exactness = Literal["exact", "moment-matched", "linearised", "refused"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A registered rule.
+
+    Attributes:
+        function: Makes the surrogate.
+        exactness: `"exact"` (mean and covariance are exact for any input distribution with these second
+            moments), `"moment-matched"` (exact marginals for Gaussian inputs), `"linearised"`, or
+            `"refused"` (takes no uncertain argument).
+        family: What the table of supported operations files it under.
+        pointwise: For element-wise operations on one tensor, the scalar function they apply.
+        weights: The operation may be given parameters with a posterior.
+    """
+
+    function: Callable[..., Any]
+    exactness: Exactness
+    family: str
+    pointwise: Callable[..., ScalarFunction] | None = None
+    weights: bool = False
+
+
+RULES: dict[Any, Rule] = {}
+
+
+def _register(overloads: tuple[Any, ...], entry: Rule, override: bool) -> None:
+    for overload in overloads:
+        if overload in RULES and not override:
+            raise InvalidValue(
+                f"`{overload}` already has a rule ({RULES[overload].family}); pass `override=True` to replace it."
+            )
+        RULES[overload] = entry
+
+
+def rule(
+    *overloads: Any,
+    exactness: Exactness = "linearised",
+    family: str = "user",
+    weights: bool = False,
+    override: bool = False,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a rule for one or more aten overloads.
+
+    Args:
+        overloads: For example `torch.ops.aten.linear.default`.
+        exactness: See `Rule`.
+        family: Heading in the table of supported operations.
+        weights: Set when the rule knows what to do with `Weight` arguments.
+        override: Replace an existing rule instead of raising.
+
+    Example:
+        >>> import torch, favour
+        >>> @favour.rule(torch.ops.aten.roll.default, exactness="exact")
+        ... def roll(ctx, x, shifts, dims=()):
+        ...     shift = lambda t, s: torch.roll(t, s, [d % x.mean.ndim + 1 for d in dims])
+        ...     back = [-s for s in shifts]
+        ...     G = favour.structural(lambda d: shift(d, shifts), lambda g: shift(g, back))
+        ...     return favour.Surrogate(torch.roll(x.mean, shifts, dims), [(x, G)])
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        _register(overloads, Rule(function, exactness, family, None, weights), override)
+        return function
+
+    return register
+
+
+def elementwise(
+    *overloads: Any,
+    function: Callable[..., ScalarFunction],
+    exactness: Exactness = "moment-matched",
+    override: bool = False,
+) -> None:
+    """Register y = f(x) element by element; `function(*further arguments)` gives the scalar f."""
+
+    def apply(ctx: Context, x: Value, *args: Any, **kwargs: Any) -> Surrogate:
+        return pointwise_surrogate(ctx, x, function(*args, **kwargs))
+
+    _register(overloads, Rule(apply, exactness, "element-wise", function), override)
+
+
+def pointwise_surrogate(ctx: Context, x: Value, f: ScalarFunction) -> Surrogate:
+    """The surrogate of a scalar function in the context's activation mode."""
+    mean, slope, residual = surrogate_slope(f, x.mean, x.variance, ctx.activation)
+    noises = [DiagonalNoise(residual, f"{ctx.module or 'model'} ({f.name})")] if ctx.activation == "price" else []
+    return Surrogate(mean, [(x, scaling(slope))], list(noises))
+
+
+def linear_map(
+    *overloads: Any,
+    make: Callable[..., tuple[Tensor, LinearMap]],
+    family: str,
+    override: bool = False,
+) -> None:
+    """Register an operation that is linear in its one tensor argument.
+
+    `make(mean, *args)` returns the operation's result on the mean and its `LinearMap`.
+    """
+
+    def apply(ctx: Context, x: Value, *args: Any, **kwargs: Any) -> Surrogate:
+        mean, G = make(x.mean, *args, **kwargs)
+        return Surrogate(mean, [(x, G)])
+
+    _register(overloads, Rule(apply, "exact", family), override)
+
+
+def deterministic(*overloads: Any, override: bool = False) -> None:
+    """Register operations whose result is discrete: they refuse uncertain input, and say so."""
+
+    def refuse(ctx: Context, *args: Any, **kwargs: Any) -> Surrogate:
+        raise UnsupportedOperation(
+            f"an operation with a discrete result at {ctx.place} has an uncertain argument, so its result "
+            "has no mean and covariance. Return the values before it (logits instead of argmax, say)."
+        )
+
+    _register(overloads, Rule(refuse, "refused", "discrete"), override)
+
+
+def supported_operations() -> list[tuple[str, str, str]]:
+    """(operation, family, exactness) of every registered rule, sorted."""
+    return sorted((str(overload), entry.family, entry.exactness) for overload, entry in RULES.items())
+
+
+def operations_table() -> str:
+    """The table of supported operations in Markdown, as docs/operations.md holds it."""
+    families: dict[tuple[str, str], list[str]] = {}
+    for name, family, exactness in supported_operations():
+        families.setdefault((family, exactness), []).append(f"`{name}`")
+    lines = ["| family | how exact | operations |", "|---|---|---|"]
+    lines += [f"| {family} | {how} | {', '.join(names)} |" for (family, how), names in sorted(families.items())]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,337 @@
+"""Operations that move numbers about: reshaping, slicing, joining, reducing.
+
+All are linear with constant entries, so mean and deviations go through the same operation and no noise
+is added (exact). `fold` marks the extra leading axis of deviations: a dimension d ≥ 0 of the tensor is
+dimension d + 1 there.
+
+`disjoint` says whether each input entry feeds at most one output entry: then independent entries stay
+independent. Slices, permutations, sums and concatenations are disjoint; expansion and repetition are not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from favour.errors import UnsupportedOperation
+from favour.rules.registry import deterministic, linear_map, rule
+from favour.surrogate import LinearMap, Surrogate, identity, structural
+from favour.value import Context, Value, mean_of
+
+aten = torch.ops.aten
+
+
+def broadcast(shape: Sequence[int], out: Sequence[int]) -> LinearMap:
+    """The map that expands a tensor of `shape` to `out` by broadcasting."""
+    if tuple(shape) == tuple(out):
+        return identity()
+    lead = len(out) - len(shape)
+    widened = (1,) * lead + tuple(shape)
+    summed = [d + 1 for d in range(len(out)) if widened[d] != out[d]]
+
+    def apply(d: Tensor) -> Tensor:
+        return d.reshape(d.shape[0], *widened).expand(d.shape[0], *out)
+
+    def transpose(g: Tensor) -> Tensor:
+        return g.sum(summed, keepdim=True).reshape(g.shape[0], *shape) if summed else g.reshape(g.shape[0], *shape)
+
+    return structural(apply, transpose, disjoint=not summed)
+
+
+def _reshaping(op: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, LinearMap]]:
+    def make(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, LinearMap]:
+        y = op(x, *args, **kwargs)
+        before, after = x.shape, y.shape
+        return y, structural(lambda d: d.reshape(d.shape[0], *after), lambda g: g.reshape(g.shape[0], *before))
+
+    return make
+
+
+for _overload in (
+    aten.view.default,
+    aten.reshape.default,
+    aten._unsafe_view.default,
+    aten.flatten.using_ints,
+    aten.unflatten.int,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.unsqueeze.default,
+    aten.contiguous.default,
+    aten.clone.default,
+    aten.alias.default,
+    aten.detach.default,
+    aten.lift_fresh_copy.default,
+):
+    linear_map(_overload, make=_reshaping(_overload), family="shape")
+
+
+@rule(aten.reshape_as.default, aten.view_as.default, exactness="exact", family="shape")
+def reshape_as(ctx: Context, x: Any, other: Any) -> Surrogate:
+    if not isinstance(x, Value):
+        return Surrogate(x.reshape(other.shape))
+    y, G = _reshaping(torch.reshape)(x.mean, other.shape)
+    return Surrogate(y, [(x, G)])
+
+
+def _permuting(dims_of: Callable[..., Sequence[int]]) -> Callable[..., tuple[Tensor, LinearMap]]:
+    def make(x: Tensor, *args: Any) -> tuple[Tensor, LinearMap]:
+        dims = [d % x.ndim for d in dims_of(x, *args)]
+        inverse = [dims.index(d) for d in range(x.ndim)]
+
+        def folded(order: Sequence[int]) -> Callable[[Tensor], Tensor]:
+            return lambda d: d.permute(0, *[i + 1 for i in order])
+
+        return x.permute(dims), structural(folded(dims), folded(inverse))
+
+    return make
+
+
+def _swap(x: Tensor, a: int, b: int) -> list[int]:
+    dims = list(range(x.ndim))
+    a, b = a % x.ndim, b % x.ndim
+    dims[a], dims[b] = dims[b], dims[a]
+    return dims
+
+
+def _move(x: Tensor, source: int, destination: int) -> list[int]:
+    dims = [d for d in range(x.ndim) if d != source % x.ndim]
+    dims.insert(destination % x.ndim, source % x.ndim)
+    return dims
+
+
+linear_map(aten.permute.default, make=_permuting(lambda x, dims: dims), family="shape")
+linear_map(aten.transpose.int, aten.swapaxes.default, make=_permuting(_swap), family="shape")
+linear_map(aten.t.default, make=_permuting(lambda x: list(range(x.ndim))[::-1]), family="shape")
+linear_map(aten.movedim.int, make=_permuting(_move), family="shape")
+
+
+def _selecting(
+    take: Callable[..., Tensor], put: Callable[..., Tensor]
+) -> Callable[..., tuple[Tensor, LinearMap]]:
+    """Selection along one dimension: `take(x, dim, …)`, and `put(zeros, g, dim, …)` as its transpose."""
+
+    def make(x: Tensor, dim: int = 0, *rest: Any) -> tuple[Tensor, LinearMap]:
+        dim = dim % x.ndim
+        before = x.shape
+
+        def transpose(g: Tensor) -> Tensor:
+            return put(g.new_zeros(g.shape[0], *before), g, dim + 1, *rest)
+
+        return take(x, dim, *rest), structural(lambda d: take(d, dim + 1, *rest), transpose)
+
+    return make
+
+
+linear_map(aten.slice.Tensor, make=_selecting(aten.slice.Tensor, aten.slice_scatter.default), family="shape")
+linear_map(aten.select.int, make=_selecting(aten.select.int, aten.select_scatter.default), family="shape")
+
+
+def _narrow_put(zeros: Tensor, g: Tensor, dim: int, start: int, length: int) -> Tensor:
+    return aten.slice_scatter.default(zeros, g, dim, start, start + length)
+
+
+linear_map(aten.narrow.default, make=_selecting(torch.narrow, _narrow_put), family="shape")
+
+
+def _index_select(x: Tensor, dim: int, index: Tensor) -> tuple[Tensor, LinearMap]:
+    dim = dim % x.ndim
+    before = x.shape
+    return x.index_select(dim, index), structural(
+        lambda d: d.index_select(dim + 1, index),
+        lambda g: g.new_zeros(g.shape[0], *before).index_add(dim + 1, index, g),
+        disjoint=False,
+    )
+
+
+linear_map(aten.index_select.default, make=_index_select, family="shape")
+
+
+def _flip(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, LinearMap]:
+    folded = [d % x.ndim + 1 for d in dims]
+    return x.flip(tuple(dims)), structural(lambda d: d.flip(folded), lambda g: g.flip(folded))
+
+
+linear_map(aten.flip.default, make=_flip, family="shape")
+
+
+def _expand(x: Tensor, sizes: Sequence[int], implicit: bool = False) -> tuple[Tensor, LinearMap]:
+    y = x.expand(*sizes)
+    return y, broadcast(x.shape, y.shape)
+
+
+linear_map(aten.expand.default, make=_expand, family="shape")
+
+
+@rule(aten.expand_as.default, exactness="exact", family="shape")
+def expand_as(ctx: Context, x: Any, other: Any) -> Surrogate:
+    y = mean_of(x).expand(mean_of(other).shape)
+    return Surrogate(y, [(x, broadcast(x.mean.shape, y.shape))] if isinstance(x, Value) else [])
+
+
+def _repeat(x: Tensor, repeats: Sequence[int]) -> tuple[Tensor, LinearMap]:
+    y = x.repeat(*repeats)
+    widened = (1,) * (len(repeats) - x.ndim) + tuple(x.shape)
+    split = [s for pair in zip(repeats, widened, strict=True) for s in pair]
+    before = x.shape
+
+    def transpose(g: Tensor) -> Tensor:
+        counts = list(range(1, 2 * len(repeats) + 1, 2))
+        return g.reshape(g.shape[0], *split).sum(counts).reshape(g.shape[0], *before)
+
+    def apply(d: Tensor) -> Tensor:
+        return d.reshape(d.shape[0], *widened).repeat(1, *repeats)
+
+    return y, structural(apply, transpose, disjoint=math.prod(repeats) == 1)
+
+
+linear_map(aten.repeat.default, make=_repeat, family="shape")
+
+
+def _joined(parts: list[Any], dim: int, op: Callable[..., Tensor]) -> Surrogate:
+    """Concatenation of uncertain and plain tensors along an existing dimension."""
+    mean = op([mean_of(p) for p in parts], dim)
+    dim = dim % mean.ndim
+    maps, start = [], 0
+    for part in parts:
+        length = mean_of(part).shape[dim]
+        if isinstance(part, Value):
+            maps.append((part, _placed(mean.shape, dim, start, length)))
+        start += length
+    return Surrogate(mean, maps)
+
+
+def _placed(out: Sequence[int], dim: int, start: int, length: int) -> LinearMap:
+    def apply(d: Tensor) -> Tensor:
+        return aten.slice_scatter.default(d.new_zeros(d.shape[0], *out), d, dim + 1, start, start + length)
+
+    return structural(apply, lambda g: g.narrow(dim + 1, start, length))
+
+
+@rule(aten.cat.default, aten.concat.default, exactness="exact", family="shape")
+def cat(ctx: Context, tensors: list[Any], dim: int = 0) -> Surrogate:
+    return _joined(tensors, dim, torch.cat)
+
+
+@rule(aten.stack.default, exactness="exact", family="shape")
+def stack(ctx: Context, tensors: list[Any], dim: int = 0) -> Surrogate:
+    mean = torch.stack([mean_of(p) for p in tensors], dim)
+    dim = dim % mean.ndim
+    maps = []
+    for i, part in enumerate(tensors):
+        if isinstance(part, Value):
+            G = _placed(mean.shape, dim, i, 1)
+            maps.append(
+                (
+                    part,
+                    structural(
+                        lambda d, G=G: G.apply(d.unsqueeze(dim + 1)),
+                        lambda g, G=G: G.transpose(g).squeeze(dim + 1),
+                    ),
+                )
+            )
+    return Surrogate(mean, maps)
+
+
+def _pieces(x: Value, dim: int, sizes: Sequence[int], squeeze: bool = False) -> list[Surrogate]:
+    dim = dim % x.mean.ndim
+    result, start = [], 0
+    for size in sizes:
+        mean, G = (
+            _selecting(aten.select.int, aten.select_scatter.default)(x.mean, dim, start)
+            if squeeze
+            else _selecting(torch.narrow, _narrow_put)(x.mean, dim, start, size)
+        )
+        result.append(Surrogate(mean, [(x, G)]))
+        start += size
+    return result
+
+
+@rule(aten.split.Tensor, exactness="exact", family="shape")
+def split(ctx: Context, x: Value, split_size: int, dim: int = 0) -> list[Surrogate]:
+    total = x.mean.shape[dim]
+    return _pieces(x, dim, [min(split_size, total - s) for s in range(0, total, split_size)])
+
+
+@rule(aten.split.sizes, aten.split_with_sizes.default, exactness="exact", family="shape")
+def split_sizes(ctx: Context, x: Value, sizes: Sequence[int], dim: int = 0) -> list[Surrogate]:
+    return _pieces(x, dim, sizes)
+
+
+@rule(aten.chunk.default, exactness="exact", family="shape")
+def chunk(ctx: Context, x: Value, chunks: int, dim: int = 0) -> list[Surrogate]:
+    total = x.mean.shape[dim]
+    size = -(-total // chunks)
+    return _pieces(x, dim, [min(size, total - s) for s in range(0, total, size)])
+
+
+@rule(aten.unbind.int, exactness="exact", family="shape")
+def unbind(ctx: Context, x: Value, dim: int = 0) -> list[Surrogate]:
+    return _pieces(x, dim, [1] * x.mean.shape[dim], squeeze=True)
+
+
+def _reducing(average: bool) -> Callable[..., tuple[Tensor, LinearMap]]:
+    def make(
+        x: Tensor, dim: Sequence[int] | int | None = None, keepdim: bool = False, *, dtype: Any = None
+    ) -> tuple[Tensor, LinearMap]:
+        if dim is None or (isinstance(dim, (list, tuple)) and not dim):
+            dims = list(range(x.ndim))
+        else:
+            dims = [d % x.ndim for d in (dim if isinstance(dim, (list, tuple)) else [dim])]
+        if 0 in dims:
+            raise UnsupportedOperation(
+                f"a reduction over dimension 0 of a tensor of shape {tuple(x.shape)} mixes the inputs of a batch; "
+                "predictions are per input. Reduce over the other dimensions."
+            )
+        count = math.prod(x.shape[d] for d in dims) if average else 1
+        before = x.shape
+        folded = [d + 1 for d in dims]
+
+        def apply(d: Tensor) -> Tensor:
+            return d.sum(folded, keepdim=keepdim) / count
+
+        def transpose(g: Tensor) -> Tensor:
+            if not keepdim:
+                for d in sorted(folded):
+                    g = g.unsqueeze(d)
+            return (g / count).expand(g.shape[0], *before)
+
+        def square(v: Tensor) -> Tensor:
+            return v.sum(dims, keepdim=keepdim) / count**2
+
+        return x.sum(dims, keepdim=keepdim) / count, LinearMap(apply, transpose, square, disjoint=True)
+
+    return make
+
+
+linear_map(aten.sum.dim_IntList, aten.sum.default, make=_reducing(False), family="reduction")
+linear_map(aten.mean.dim, aten.mean.default, make=_reducing(True), family="reduction")
+
+
+@rule(aten._to_copy.default, aten.to.dtype, aten.to.dtype_layout, aten.type_as.default, exactness="exact", family="shape")
+def convert(ctx: Context, x: Value, *args: Any, **kwargs: Any) -> Surrogate:
+    dtype = kwargs.get("dtype", mean_of(args[0]).dtype if args and isinstance(mean_of(args[0]), Tensor) else None)
+    dtype = dtype or next((a for a in args if isinstance(a, torch.dtype)), x.mean.dtype)
+    if not dtype.is_floating_point:
+        raise UnsupportedOperation(f"conversion of an uncertain tensor to {dtype} at {ctx.place} has no moments.")
+    before = x.mean.dtype
+    return Surrogate(
+        x.mean.to(dtype), [(x, structural(lambda d: d.to(dtype), lambda g: g.to(before)))]
+    )
+
+
+deterministic(
+    aten.argmax.default,
+    aten.argmin.default,
+    aten.argsort.default,
+    aten.topk.default,
+    aten.sort.default,
+    aten.round.default,
+    aten.floor.default,
+    aten.ceil.default,
+    aten.bernoulli.default,
+)

@@ -1,0 +1,245 @@
+"""The surrogate algebra: every operation as a linear map plus noise.
+
+An operation y = f(x; θ) with uncertain x or θ is replaced by
+
+    y ≈ m + Σ_i G_i (x_i − E[x_i]) + Σ_s n_s,        Cov[y] = Σ_ij G_i Cov[x_i, x_j] G_jᵀ + Σ_s N_s
+
+with m = E[y], linear maps G_i (`LinearMap`) and noises n_s of covariance N_s (`Noise`), uncorrelated with
+the x_i. Rules make surrogates, methods consume them, and neither knows the other.
+
+A noise is *one random draw*. Most draws touch one operation; a Bayesian parameter that is used twice
+touches two. Such noises carry a `key`: noises with equal keys are linear images of the same latent
+standard normal vector z_key,
+
+    n_a = B_a z_key,   n_b = B_b z_key,   so Cov[n_a, n_b] = B_a B_bᵀ,
+
+and methods keep them together: forward ones align their columns, the reverse sweep adds their covectors
+Bᵀg before taking the Gram matrix.
+
+Shapes. A tensor of the graph is (batch, *event). Deviations, factor columns and covectors carry one more
+axis in front, the fold axis F: (F, batch, *event). A diagonal (variances) is (batch, *event).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LinearMap:
+    """A linear map G between tensors, known by what it does.
+
+    Attributes:
+        apply: δ ↦ Gδ, (F, *input shape) to (F, *output shape).
+        transpose: g ↦ Gᵀg, (F, *output shape) to (F, *input shape).
+        square: v ↦ (G∘G)v, (*input shape) to (*output shape); carries variances of independent entries.
+        disjoint: Each input entry feeds at most one output entry, so that G diag(v) Gᵀ stays diagonal.
+        compressed: Given q, the same map through a rank-q approximation of its weight, where there is one.
+    """
+
+    apply: Callable[[Tensor], Tensor]
+    transpose: Callable[[Tensor], Tensor]
+    square: Callable[[Tensor], Tensor]
+    disjoint: bool = False
+    compressed: Callable[[int], LinearMap] | None = None
+
+
+def identity() -> LinearMap:
+    """G = I."""
+    return LinearMap(lambda d: d, lambda g: g, lambda v: v, disjoint=True)
+
+
+def scaling(factor: Tensor | float) -> LinearMap:
+    """G = diag(factor), `factor` broadcasting to the input's shape without enlarging it."""
+    return LinearMap(
+        lambda d: d * factor, lambda g: g * factor, lambda v: v * (factor * factor), disjoint=True
+    )
+
+
+def structural(
+    apply: Callable[[Tensor], Tensor], transpose: Callable[[Tensor], Tensor], *, disjoint: bool = True
+) -> LinearMap:
+    """A map whose matrix has entries 0 and 1 only, so that G∘G = G. `apply` takes a leading fold axis."""
+    return LinearMap(apply, transpose, lambda v: apply(v.unsqueeze(0)).squeeze(0), disjoint=disjoint)
+
+
+def compose(outer: LinearMap, inner: LinearMap) -> LinearMap:
+    """outer ∘ inner, where (at least) one of the two is disjoint so that squares compose too."""
+    return LinearMap(
+        lambda d: outer.apply(inner.apply(d)),
+        lambda g: inner.transpose(outer.transpose(g)),
+        lambda v: outer.square(inner.square(v)),
+        disjoint=outer.disjoint and inner.disjoint,
+    )
+
+
+class Noise(ABC):
+    """The covariance N of one random draw, matrix-free.
+
+    Attributes:
+        label: Where the draw comes from (a module path or parameter name), for attribution.
+        key: Draws with the same key are the same draw; None means a draw of its own.
+    """
+
+    label: str = ""
+    key: Hashable | None = None
+
+    @abstractmethod
+    def diag(self) -> Tensor:
+        """Marginal variances, (batch, *event)."""
+
+    @abstractmethod
+    def matmul(self, v: Tensor) -> Tensor:
+        """N v for v of shape (F, batch, *event)."""
+
+    @abstractmethod
+    def columns(self) -> Tensor:
+        """C of shape (k, batch, *event) with N = Σ_k c_k c_kᵀ. As large as the draw's dimension."""
+
+    def gram(self, g: Tensor) -> Tensor:
+        """g N gᵀ, (batch, F, F), for covectors g of shape (F, batch, *event)."""
+        return inner(g, self.matmul(g))
+
+
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """Σ_event a_f b_g: (F, batch, *event) and (G, batch, *event) to (batch, F, G)."""
+    return torch.einsum("fbn,gbn->bfg", flat(a), flat(b))
+
+
+def flat(v: Tensor) -> Tensor:
+    """(F, batch, *event) to (F, batch, n)."""
+    return v.unsqueeze(-1) if v.ndim == 2 else v.flatten(2)
+
+
+def diagonal_columns(scale: Tensor) -> Tensor:
+    """diag(scale) as explicit columns: (batch, *event) to (n, batch, *event)."""
+    rows = scale.reshape(scale.shape[0], -1)  # (batch, n)
+    n = rows.shape[1]
+    eye = torch.eye(n, dtype=scale.dtype, device=scale.device)
+    return (eye.unsqueeze(1) * rows).reshape(n, *scale.shape)
+
+
+@dataclass(eq=False)
+class DiagonalNoise(Noise):
+    """N = diag(variance): every element draws for itself."""
+
+    variance: Tensor
+    label: str = ""
+    key: None = None
+
+    def diag(self) -> Tensor:
+        return self.variance
+
+    def matmul(self, v: Tensor) -> Tensor:
+        return v * self.variance
+
+    def gram(self, g: Tensor) -> Tensor:
+        return inner(g * self.variance, g)
+
+    def columns(self) -> Tensor:
+        return diagonal_columns(self.variance.clamp_min(0).sqrt())
+
+
+@dataclass(eq=False)
+class DenseNoise(Noise):
+    """N = scale_b · matrix over the last axis: matrix (batch or 1, m, m), output (batch, m).
+
+    `scale` (batch,) serves weight covariances A ⊗ B, whose noise is tr(A E[xxᵀ])·B.
+    """
+
+    matrix: Tensor
+    scale: Tensor | None = None
+    label: str = ""
+    key: None = None
+
+    def _scaled(self, v: Tensor) -> Tensor:
+        return v if self.scale is None else v * self.scale.unsqueeze(-1)
+
+    def diag(self) -> Tensor:
+        diagonal = self.matrix.diagonal(dim1=-2, dim2=-1)
+        return self._scaled(diagonal) if self.scale is not None else diagonal
+
+    def matmul(self, v: Tensor) -> Tensor:
+        return self._scaled(torch.einsum("bmn,fbn->fbm", self.matrix.expand(v.shape[1], -1, -1), v))
+
+    def columns(self) -> Tensor:
+        values, vectors = torch.linalg.eigh(self.matrix)
+        root = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)).permute(2, 0, 1)  # (m, batch or 1, m)
+        if self.scale is None:
+            return root
+        return root * self.scale.clamp_min(0).sqrt().unsqueeze(-1)
+
+
+@dataclass(eq=False)
+class LatentNoise(Noise):
+    """n = B z with z ~ N(0, I) of shape `latent_shape`: B by its columns' action, shared through `key`.
+
+    Attributes:
+        push: z ↦ Bz, (F, batch, *latent_shape) to (F, batch, *event).
+        pull: g ↦ Bᵀg, the other way.
+        variances: diag(BBᵀ), (batch, *event).
+    """
+
+    push: Callable[[Tensor], Tensor]
+    pull: Callable[[Tensor], Tensor]
+    variances: Tensor
+    latent_shape: tuple[int, ...]
+    key: Hashable | None = None
+    label: str = ""
+
+    def diag(self) -> Tensor:
+        return self.variances
+
+    def matmul(self, v: Tensor) -> Tensor:
+        return self.push(self.pull(v))
+
+    def gram(self, g: Tensor) -> Tensor:
+        pulled = self.pull(g)
+        return inner(pulled, pulled)
+
+    def columns(self) -> Tensor:
+        batch = self.variances.shape[0]
+        ones = self.variances.new_ones((batch, *self.latent_shape))
+        return self.push(diagonal_columns(ones))
+
+
+def factor_noise(columns: Tensor, key: Hashable | None, label: str) -> LatentNoise:
+    """n = Σ_k c_k z_k with explicit columns (k, batch, *event)."""
+    k = columns.shape[0]
+    rows = flat(columns)
+
+    def push(z: Tensor) -> Tensor:
+        return torch.einsum("fbk,kbn->fbn", z, rows).reshape(z.shape[0], *columns.shape[1:])
+
+    def pull(g: Tensor) -> Tensor:
+        return torch.einsum("fbn,kbn->fbk", flat(g), rows)
+
+    return LatentNoise(push, pull, columns.square().sum(0), (k,), key, label)
+
+
+def diagonal_latent(scale: Tensor, key: Hashable, label: str) -> LatentNoise:
+    """n = scale ∘ z: the draws z, one per output element, are shared through `key`."""
+    return LatentNoise(
+        lambda z: z * scale, lambda g: g * scale, scale.square(), tuple(scale.shape[1:]), key, label
+    )
+
+
+@dataclass
+class Surrogate:
+    """What a rule returns: y ≈ mean + Σ G(x − E[x]) + noises.
+
+    Attributes:
+        mean: E[y], the shape of y.
+        maps: Pairs of an uncertain argument (as the rule received it) and its `LinearMap`.
+        noises: The draws this operation makes.
+    """
+
+    mean: Tensor
+    maps: list[tuple[Any, LinearMap]] = field(default_factory=list)
+    noises: list[Noise] = field(default_factory=list)

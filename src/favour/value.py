@@ -1,0 +1,115 @@
+"""What a rule sees of its arguments.
+
+`Value` is an uncertain tensor: its mean and what the running method knows of its covariance,
+
+    Σ = diag(λ) + Σ_blocks U_k U_kᵀ,      U_k of shape (rank_k, batch, *event).
+
+Blocks are named: two values that hold a block of the same name share those latent variables, so that the
+covariance between them is Σ_k U_k(x) U_k(y)ᵀ over the shared names.
+
+`Weight` is a parameter with a posterior.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from favour.posterior import Gaussian
+
+
+@dataclass(eq=False)
+class Value:
+    """An uncertain tensor.
+
+    Attributes:
+        mean: (batch, *event).
+        diag: λ, independent variances, (batch, *event), or None for zero.
+        blocks: Factor columns by the name of their latent variables.
+        name: The graph node this is the value of.
+    """
+
+    mean: Tensor
+    diag: Tensor | None = None
+    blocks: dict[Hashable, Tensor] = field(default_factory=dict)
+    name: str = ""
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """Marginal variances, (batch, *event)."""
+        total = self.diag
+        for block in self.blocks.values():
+            part = block.square().sum(0)
+            total = part if total is None else total + part
+        return torch.zeros_like(self.mean) if total is None else total
+
+    @cached_property
+    def factor(self) -> Tensor | None:
+        """All columns in one tensor, (rank, batch, *event), or None where there are none."""
+        if not self.blocks:
+            return None
+        return torch.cat(list(self.blocks.values()))
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.mean.shape
+
+
+def mean_of(argument: Any) -> Any:
+    """The mean of an uncertain argument, or the argument itself."""
+    return argument.mean if isinstance(argument, (Value, Weight)) else argument
+
+
+@dataclass(eq=False)
+class Weight:
+    """A parameter that has a posterior.
+
+    Attributes:
+        name: The parameter's qualified name.
+        mean: Its mean, of the parameter's shape.
+        gaussian: Its own covariance, or None.
+        partner: For a matrix and a bias that share one Gaussian over [W | b], the other's name.
+        latents: Columns (K, *shape) of the draws shared by all layers, or None.
+        uses: How many operations of the model read this parameter.
+    """
+
+    name: str
+    mean: Tensor
+    gaussian: Gaussian | None = None
+    partner: str | None = None
+    latents: Tensor | None = None
+    uses: int = 1
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.mean.shape
+
+
+@dataclass(eq=False)
+class Context:
+    """What a rule may know besides its arguments.
+
+    Attributes:
+        activation: `"price"`, `"matched"` or `"taylor"`.
+        module: Path of the module that made the call.
+        place: Module path and source line, for messages.
+        shared: Scratch space that lives as long as one prediction; tied parameters meet here.
+        step: Name of the node that is being computed.
+        cache: `cache(step, name, tensor, function)`, see `cached`.
+    """
+
+    activation: str = "price"
+    module: str = ""
+    place: str = ""
+    shared: dict[Hashable, Any] = field(default_factory=dict)
+    step: str = ""
+    cache: Callable[[str, str, Tensor, Callable[[Tensor], Any]], Any] | None = None
+
+    def cached(self, name: str, tensor: Tensor, function: Callable[[Tensor], Any]) -> Any:
+        """`function(tensor)`, kept until the tensor changes. `name` tells several such values of one step apart."""
+        return function(tensor) if self.cache is None else self.cache(self.step, name, tensor, function)
