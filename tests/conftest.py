@@ -1,6 +1,4 @@
-"""Settings shared by all tests: fixed seeds, one thread per worker, no deadlines."""
-
-import os
+"""Settings shared by all tests: fixed seeds, one thread per process, no deadlines."""
 
 import pytest
 import torch
@@ -12,8 +10,7 @@ settings.register_profile(
 )
 settings.load_profile("favour")
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores
-    torch.set_num_threads(1)
+torch.set_num_threads(1)  # the tensors are small, and the workers share the cores
 
 
 @pytest.fixture(autouse=True)

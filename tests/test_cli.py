@@ -91,8 +91,8 @@ def test_missing_experiment_package_names_the_extra():
 def test_demo_passes_its_options_on(monkeypatch):
     given = {}
     monkeypatch.setattr(digits, "main", lambda **options: given.update(options))
-    assert run("demo", "--epochs", "7", "--seed", "3").exit_code == 0
-    assert given == {"epochs": 7, "seed": 3}
+    assert run("demo", "--epochs", "7", "--seed", "3", "--threads", "2").exit_code == 0
+    assert given == {"epochs": 7, "seed": 3, "threads": 2}
 
 
 def test_demo_compares_every_method():
@@ -103,7 +103,7 @@ def test_demo_compares_every_method():
     some = dataclasses.replace(data, test_x=data.test_x[:50], test_y=data.test_y[:50])
     comparison = digits.compare(model, some, repeats=1, draws=500)
     assert [row.method for row in comparison.rows] == [
-        "plain inference",
+        "plain",
         "10 samples",
         "100 samples",
         "Favour",

@@ -319,6 +319,13 @@ def test_structures_stay_small(kind):
     assert seen.elements >= batch * n * n  # the recorder does see n × n
 
 
+def test_rank_deficiency_is_refused_before_a_matrix_exists():
+    cov, _ = spiked(3, (400,), 2, zeros=4)
+    with Largest() as seen, pytest.raises(NoDensity):
+        cov.logdet()
+    assert seen.elements <= 2 * 400 * 4
+
+
 @pytest.mark.parametrize("small", [1e-30, 1e-12, 1.0, 1e12, 1e30])
 def test_float32_extreme_variances(small):
     """Overall scale 1e-30 to 1e30, diagonal 1e-6 times the factor: float32 keeps 4 digits."""

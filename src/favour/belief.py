@@ -27,6 +27,7 @@ import torch.distributions as td
 from torch import Tensor
 from torch.utils._pytree import GetAttrKey, register_pytree_node
 
+from favour.confidence import ConfidenceRegion, check_level, chi_square_quantile
 from favour.covariance import (
     Covariance,
     Dense,
@@ -37,7 +38,7 @@ from favour.covariance import (
     flatten_event,
     square_root,
 )
-from favour.errors import InvalidType, InvalidValue, ShapeMismatch, UnsupportedOperation
+from favour.errors import InvalidType, ShapeMismatch, UnsupportedOperation
 
 __all__ = ["Belief", "ConfidenceRegion", "chi_square_quantile"]
 
@@ -234,7 +235,7 @@ class Belief:
         >>> Belief(torch.zeros(1, 1), diag=torch.ones(1, 1)).confidence_interval(0.95)
         (tensor([[-1.9600]]), tensor([[1.9600]]))
         """
-        _check_level(level)
+        check_level(level)
         z = -torch.special.ndtri(torch.tensor(0.5 * (1 - level), dtype=torch.float64))
         half = z * self.stddev
         return self.mean - half, self.mean + half
@@ -345,55 +346,6 @@ class Belief:
         return (
             f"Belief(batch={self.batch_size}, event={tuple(self.event_shape)}, {kind}{inner}, {dtype}{place})"
         )
-
-
-class ConfidenceRegion:
-    """{y : mahalanobis(y) ≤ radius}, radius² the χ²_n quantile of `level`.
-
-    >>> region = Belief(torch.zeros(1, 2), diag=torch.ones(1, 2)).confidence_region(0.95)
-    >>> round(region.radius, 4)
-    2.4477
-    >>> region.contains(torch.tensor([[2.0, 2.0]]))
-    tensor([False])
-    """
-
-    def __init__(self, belief: Belief, level: float):
-        self.belief, self.level = belief, level
-        self.radius = math.sqrt(chi_square_quantile(level, belief._n))
-
-    def contains(self, y: Tensor) -> Tensor:
-        """Whether y lies inside, (B,), or (*S, B) for y of shape (*S, B, *event)."""
-        return self.belief.mahalanobis(y) <= self.radius
-
-    def __repr__(self) -> str:
-        return f"ConfidenceRegion(level={self.level}, radius={self.radius:.4g}, of {self.belief!r})"
-
-
-def chi_square_quantile(level: float, dof: int) -> float:
-    """The x with P(χ²_dof ≤ x) = level: bisection on the regularised incomplete gamma function P(dof/2, x/2).
-
-    >>> round(chi_square_quantile(0.95, 1), 6)
-    3.841459
-    """
-    _check_level(level)
-    half = torch.tensor(0.5 * dof, dtype=torch.float64)
-
-    def above(x: float) -> bool:
-        if level > 0.5:  # compare the upper tails: 1 − level keeps its digits, P near 1 does not
-            return float(torch.special.gammaincc(half, half.new_tensor(0.5 * x))) < 1 - level
-        return float(torch.special.gammainc(half, half.new_tensor(0.5 * x))) > level
-
-    low, high = 0.0, float(dof) + 1.0
-    while not above(high):
-        low, high = high, 2 * high
-    while low < (mid := 0.5 * (low + high)) < high:  # until low and high are neighbours
-        low, high = (low, mid) if above(mid) else (mid, high)
-    return mid
-
-
-def _check_level(level: float) -> None:
-    if not 0 < level < 1:
-        raise InvalidValue(f"`level` is {level}; it must lie strictly between 0 and 1, such as 0.95.")
 
 
 def _check_arguments(mean: Any, diag: Any, factor: Any, covariance: Any) -> None:

@@ -25,11 +25,12 @@ else:
 def demo(
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training set.")] = 60,
     seed: Annotated[int, typer.Option(help="Fixes the weights, the batches and the samples.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 for PyTorch's default.")] = 1,
 ) -> None:
     """Train a small dropout network on handwritten digits; compare plain inference, sampling and Favour."""
     from favour.experiments import digits
 
-    digits.main(epochs=epochs, seed=seed)
+    digits.main(epochs=epochs, seed=seed, threads=threads)
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (demo,)

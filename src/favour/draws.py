@@ -10,15 +10,43 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from favour.errors import InvalidValue
-from favour.graph import capture, split_example
+from favour.errors import InvalidType
+from favour.graph import Graph, capture, split_example
 from favour.methods.engine import Settings
 from favour.plan import configure
 from favour.posterior import Posterior
 from favour.predictor import Predictor
+from favour.sampling import check_count
 
 # Capturing takes a second or so; the weak reference lets the model go.
-_captured: weakref.WeakKeyDictionary[nn.Module, dict[Any, Predictor]] = weakref.WeakKeyDictionary()
+_captured: weakref.WeakKeyDictionary[nn.Module, tuple[Any, dict[Any, Graph]]] = weakref.WeakKeyDictionary()
+
+
+def _plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str)) or (isinstance(value, tuple) and all(map(_plain, value)))
+
+
+def _configuration(model: nn.Module) -> Any:
+    """What a capture depends on besides the values of tensors: modules, their plain attributes, which tensors are tied."""
+    modules = [
+        (name, type(module), [(k, v) for k, v in vars(module).items() if k != "training" and _plain(v)])
+        for name, module in model.named_modules(remove_duplicate=False)
+    ]
+    first: dict[int, str] = {}
+    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    return modules, [(name, first.setdefault(id(tensor), name)) for name, tensor in tensors]
+
+
+def _capture_once(model: nn.Module, x: Any, leaves: list[Any], spec: Any) -> Graph:
+    now = _configuration(model)
+    before, graphs = _captured.get(model, (None, {}))
+    if before != now:
+        graphs = {}
+        _captured[model] = (now, graphs)
+    key = (str(spec), tuple((tuple(t.shape[1:]), t.dtype) if isinstance(t, Tensor) else repr(t) for t in leaves))
+    if key not in graphs:
+        graphs[key] = capture(model, x)
+    return graphs[key]
 
 
 def sample(
@@ -51,16 +79,12 @@ def sample(
         >>> draws.shape
         torch.Size([100, 5, 2])
     """
-    if n < 1:
-        raise InvalidValue(f"`n` is {n}; draw at least one sample.")
+    check_count(n)
+    if not isinstance(model, nn.Module):
+        raise InvalidType(f"`model` is a {type(model).__name__}; favour.sample takes a torch.nn.Module.")
     args, kwargs = split_example(x)
     given = Posterior.wrap(posterior)
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     given.validate(tensors)
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    key = (str(spec), tuple((tuple(t.shape[1:]), t.dtype) if isinstance(t, Tensor) else repr(t) for t in leaves))
-    kept = _captured.setdefault(model, {})
-    if key not in kept:
-        kept[key] = Predictor(capture(model, x), Settings(), Posterior({}), None)
-    graph = configure(kept[key].graph, dropout)
+    graph = configure(_capture_once(model, x, *pytree.tree_flatten((args, kwargs))), dropout)
     return Predictor(graph, Settings(memory=memory), given, model).sample(*args, n=n, generator=generator, **kwargs)

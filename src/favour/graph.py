@@ -13,10 +13,11 @@ came from. It is plain data, so a predictor can be written to a file without pic
 from __future__ import annotations
 
 import copy
+import inspect
+import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,129 +26,14 @@ from torch.utils import _pytree as pytree
 
 from favour.errors import CaptureError, InvalidType, InvalidValue, UnsupportedOperation
 from favour.inplace import functionalise
-from favour.nn import dropout as _favour_dropout  # noqa: F401  (registers favour::dropout)
+from favour.node import DROPOUTS, Graph, Node, nodes_in, replace_nodes
+
+__all__ = ["DROPOUTS", "Graph", "Node", "capture", "nodes_in", "replace_nodes", "split_example"]
 
 aten = torch.ops.aten
 
-
-@dataclass(eq=False)
-class Node:
-    """One value of the graph: an input, a parameter or the result of an operation.
-
-    Attributes:
-        name: Unique name.
-        kind: `"input"`, `"parameter"`, `"buffer"`, `"constant"` or `"call"`.
-        target: For a call, the aten overload (or a Python operator on sizes); otherwise the qualified name.
-        args, kwargs: Arguments of a call; other nodes appear as `Node`.
-        shape: Sizes, symbolic ones as strings; None where the value is not a tensor.
-        dtype: Of a tensor value, else None.
-        module: Path of the module whose `forward` made the call.
-        where: `file.py:line` in the user's code.
-    """
-
-    name: str
-    kind: str
-    target: Any
-    args: tuple = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    shape: tuple[int | str, ...] | None = None
-    dtype: torch.dtype | None = None
-    module: str = ""
-    where: str = ""
-
-    def __repr__(self) -> str:
-        return f"%{self.name}"
-
-    @property
-    def place(self) -> str:
-        """Where this came from, for messages: module path and source line."""
-        path = f"`{self.module}`" if self.module else "the model's own forward"
-        return f"{path} ({self.where})" if self.where else path
-
-    @property
-    def inputs(self) -> list[Node]:
-        """The nodes among the arguments, with repetitions, in order."""
-        return list(nodes_in((self.args, self.kwargs)))
-
-
-def nodes_in(structure: Any) -> Iterator[Node]:
-    """Every `Node` in nested lists, tuples and dicts."""
-    if isinstance(structure, Node):
-        yield structure
-    elif isinstance(structure, (list, tuple)):
-        for item in structure:
-            yield from nodes_in(item)
-    elif isinstance(structure, dict):
-        for item in structure.values():
-            yield from nodes_in(item)
-
-
-def replace_nodes(structure: Any, function: Callable[[Node], Any]) -> Any:
-    """Copy nested lists, tuples and dicts with every `Node` replaced by `function(node)`."""
-    if isinstance(structure, Node):
-        return function(structure)
-    if isinstance(structure, (list, tuple)):
-        return type(structure)(replace_nodes(item, function) for item in structure)
-    if isinstance(structure, dict):
-        return {key: replace_nodes(item, function) for key, item in structure.items()}
-    return structure
-
-
-@dataclass(eq=False)
-class Graph:
-    """A captured model.
-
-    Attributes:
-        nodes: Every node in topological order.
-        inputs: Input nodes, in the order of the flattened call arguments; None for a leaf that is not used
-            as a tensor (a flag, say), whose value was fixed at capture.
-        outputs: One entry per flattened output; a `Node` or a constant.
-        in_spec, out_spec: Tree structures of `(args, kwargs)` and of the result.
-        fixed: The example's value of each input leaf that is not a tensor.
-        constants: Tensors that export lifted out of the code, by node name.
-        aliases: Qualified name to the one name used here, for parameters tied under several names.
-    """
-
-    nodes: list[Node]
-    inputs: list[Node | None]
-    outputs: list[Any]
-    in_spec: pytree.TreeSpec
-    out_spec: pytree.TreeSpec
-    fixed: list[Any]
-    constants: dict[str, Tensor]
-    aliases: dict[str, str]
-
-    def users(self) -> dict[Node, list[Node]]:
-        """For each node, the nodes that read it."""
-        table: dict[Node, list[Node]] = {node: [] for node in self.nodes}
-        for node in self.nodes:
-            for source in dict.fromkeys(node.inputs):
-                table[source].append(node)
-        return table
-
-    def prune(self) -> None:
-        """Drop calls that no output depends on."""
-        alive = set(nodes_in(self.outputs))
-        kept = []
-        for node in reversed(self.nodes):
-            if node in alive or node.kind != "call":
-                alive.update(node.inputs)
-                kept.append(node)
-        self.nodes = kept[::-1]
-
-    @property
-    def dropout_modules(self) -> list[str]:
-        """Paths of the modules in which dropout happens."""
-        return list(dict.fromkeys(n.module for n in self.nodes if n.kind == "call" and n.target in DROPOUTS))
-
-
-DROPOUTS = {
-    aten.dropout.default,
-    aten.feature_dropout.default,
-    aten.alpha_dropout.default,
-    aten.feature_alpha_dropout.default,
-    torch.ops.favour.dropout.default,
-}
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_FAVOUR = os.path.dirname(__file__) + os.sep
 
 
 def split_example(example: Any) -> tuple[tuple, dict[str, Any]]:
@@ -230,7 +116,13 @@ def capture(model: nn.Module, example: Any, *, dynamic: Any = None) -> Graph:
 
     clone = _copy_structure(model)
     _set_capture_flags(clone)
-    positional = {f"*{i}": s for i, s in enumerate(arg_shapes)}
+    try:
+        named_shapes = inspect.signature(clone.forward).bind(*arg_shapes, **kwarg_shapes).arguments
+    except TypeError as error:
+        raise InvalidType(
+            f"`example` holds {len(args)} positional and {len(kwargs)} keyword arguments ({', '.join(kwargs) or 'none'}), "
+            f"which do not fit the model's forward{inspect.signature(clone.forward)}: {error}."
+        ) from error
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
@@ -238,13 +130,13 @@ def capture(model: nn.Module, example: Any, *, dynamic: Any = None) -> Graph:
                 clone,
                 args,
                 kwargs,
-                dynamic_shapes=(tuple(positional.values()), kwarg_shapes) if kwargs else tuple(arg_shapes),
+                dynamic_shapes=dict(named_shapes),
                 strict=False,
             )
     except Exception as error:
         raise CaptureError(_explain(error)) from error
-    graph = _from_exported(exported, leaves, in_spec)
-    functionalise(graph)
+    graph, views = _from_exported(exported, leaves, in_spec)
+    functionalise(graph, views)
     _freeze_norms(graph)
     graph.prune()
     return graph
@@ -257,11 +149,11 @@ def _explain(error: Exception) -> str:
     traceback = error.__traceback__
     while traceback is not None:
         name = traceback.tb_frame.f_code.co_filename
-        if not re.search(r"[/\\](torch|favour)[/\\]", name) and not name.startswith("<"):
+        if _users(name):
             frames.append(f"{name}:{traceback.tb_lineno} in {traceback.tb_frame.f_code.co_name}")
         traceback = traceback.tb_next
     quoted = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
-    frames += [f"{f}:{line} in {n}" for f, line, n in quoted if not re.search(r"[/\\]torch[/\\]", f)]
+    frames += [f"{f}:{line} in {n}" for f, line, n in quoted if _users(f)]
     where = frames[-1] if frames else "an unknown line"
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     hint = (
@@ -284,14 +176,27 @@ def _module_path(meta: Mapping[str, Any]) -> str:
     return re.sub(r"@\d+$", "", str(paths[-1])) if paths else ""
 
 
+def _users(file: str) -> bool:
+    """Whether a source file is the user's: neither torch's, nor favour's, nor generated."""
+    return not file.startswith((_TORCH, _FAVOUR, f"torch{os.sep}", "<frozen", "<string>", "<eval_with_key>"))
+
+
 def _source_line(meta: Mapping[str, Any]) -> str:
     found = re.findall(r'File "([^"]+)", line (\d+)', meta.get("stack_trace") or "")
-    own = [(f, line) for f, line in found if not re.search(r"(^|[/\\])torch[/\\]", f)]
-    return f"{own[-1][0]}:{own[-1][1]}" if own else ""
+    own = [(f, line) for f, line in found if _users(f)]
+    return f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
 
 
-def _from_exported(exported: Any, leaves: list[Any], in_spec: pytree.TreeSpec) -> Graph:
-    """Turn an ExportedProgram into a `Graph`, parameters by their (canonical) names."""
+def _storages(value: Any) -> set[int]:
+    """Which memory the tensors of a result occupy."""
+    tensors = [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
+    return {t.untyped_storage()._cdata for t in tensors}
+
+
+def _from_exported(
+    exported: Any, leaves: list[Any], in_spec: pytree.TreeSpec
+) -> tuple[Graph, dict[Node, Node]]:
+    """Turn an ExportedProgram into a `Graph`, parameters by their (canonical) names; and which node is a view of which."""
     kinds = {"PARAMETER": "parameter", "BUFFER": "buffer", "CONSTANT_TENSOR": "constant"}
     specs = {spec.arg.name: spec for spec in exported.graph_signature.input_specs if hasattr(spec.arg, "name")}
     canonical: dict[int, str] = {}
@@ -305,6 +210,7 @@ def _from_exported(exported: Any, leaves: list[Any], in_spec: pytree.TreeSpec) -
     inputs: list[Node] = []
     constants: dict[str, Tensor] = {}
     outputs: list[Any] = []
+    views: dict[Node, Node] = {}
 
     def convert(value: Any) -> Any:
         if isinstance(value, torch.fx.Node):
@@ -346,6 +252,10 @@ def _from_exported(exported: Any, leaves: list[Any], in_spec: pytree.TreeSpec) -
                 _module_path(fx_node.meta),
                 _source_line(fx_node.meta),
             )
+            memory = _storages(fx_node.meta.get("val"))
+            for source in fx_node.all_input_nodes:
+                if memory & _storages(source.meta.get("val")):
+                    views.setdefault(node, table[source])
         else:
             raise CaptureError(
                 f"torch.export produced a `{fx_node.op}` node ({fx_node.target}); favour reads plain call graphs "
@@ -360,14 +270,16 @@ def _from_exported(exported: Any, leaves: list[Any], in_spec: pytree.TreeSpec) -
     else:
         ordered = [next(user) if isinstance(leaf, Tensor) else None for leaf in leaves]
     fixed = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    return Graph(nodes, ordered, outputs, in_spec, exported.call_spec.out_spec, fixed, constants, aliases)
+    graph = Graph(nodes, ordered, outputs, in_spec, exported.call_spec.out_spec, fixed, constants, aliases)
+    return graph, views
 
 
 def _freeze_norms(graph: Graph) -> None:
     """What follows the training flag but is no posterior: norms use running statistics, RReLU its mean slope."""
     for node in graph.nodes:
         if node.kind == "call" and node.target is aten.rrelu.default:
-            node.args = (*node.args[:3], False)
+            lower, upper = node.args[1:3]
+            node.target, node.args = aten.leaky_relu.default, (node.args[0], (lower + upper) / 2)
         if node.kind == "call" and node.target is aten.batch_norm.default and node.args[5]:
             if node.args[3] is None:
                 raise UnsupportedOperation(

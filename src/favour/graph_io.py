@@ -1,13 +1,16 @@
-"""A captured graph as JSON, so that predictors are saved without pickled code.
+"""Predictor files: a captured graph as JSON beside plain tensors, so that nothing in a file is ever executed.
 
-Only names of operations are written. Reading resolves them among torch's registered operators and a fixed list of Python
-operators on sizes, so a file can name an operation but never bring one.
+Only names of operations are written. Reading resolves them among aten's operators, those that have a rule, and a fixed list
+of Python operators on sizes: a file can name an operation but never bring one, nor one that reads or writes files.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import operator
+import os
+import zipfile
 from typing import Any
 
 import torch
@@ -16,6 +19,10 @@ from torch.utils import _pytree as pytree
 
 from favour.errors import CorruptFile, UnsupportedOperation
 from favour.graph import Graph, Node
+from favour.rules.registry import RULES
+
+FORMAT = "favour-predictor"
+VERSION = 1
 
 _SIZE_OPERATORS = {
     f.__name__: f
@@ -44,6 +51,56 @@ _SIZE_OPERATORS = {
     )
 }
 
+_FORBIDDEN = {"from_file", "_print"}
+
+
+def write_file(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
+    """Write a file of plain values and tensors, in one piece: a crash leaves an earlier file as it was."""
+    temporary = f"{os.fspath(path)}.part"
+    try:
+        torch.save({"format": FORMAT, "version": VERSION, **content}, temporary)
+        os.replace(temporary, path)
+    finally:
+        if os.path.exists(temporary):
+            os.remove(temporary)
+
+
+def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `write_file` wrote. Pickled code in the file is refused, not run.
+
+    Raises:
+        CorruptFile: Not such a file, damaged, or from a newer version.
+    """
+    name = os.fspath(path)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (FileNotFoundError, IsADirectoryError, PermissionError):
+        raise
+    except Exception as error:
+        kind = "damaged, or holds code" if zipfile.is_zipfile(path) else "no predictor file"
+        raise CorruptFile(f"`{name}` is {kind}: {type(error).__name__}: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise CorruptFile(f"`{name}` was not written by `Predictor.save`.")
+    version = content.get("version")
+    if not isinstance(version, int) or version > VERSION:
+        raise CorruptFile(f"`{name}` has format version {version}; this favour reads up to {VERSION}. Upgrade favour.")
+    return content
+
+
+def _structure(text: str) -> pytree.TreeSpec:
+    """A tree structure from JSON. A defaultdict's would name a function to import."""
+
+    def check(part: Any) -> None:
+        if isinstance(part, dict):
+            if "defaultdict" in str(part.get("type")):
+                raise CorruptFile("the file holds a defaultdict among the arguments or outputs, which is not allowed.")
+            for child in part.get("children_spec", ()):
+                check(child)
+
+    for part in json.loads(text):
+        check(part)
+    return pytree.treespec_loads(text)
+
 
 def _target_name(target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload):
@@ -62,6 +119,11 @@ def _target(name: str) -> Any:
     found = getattr(getattr(getattr(torch.ops, namespace, None), packet, None), overload, None)
     if not isinstance(found, torch._ops.OpOverload):
         raise CorruptFile(f"the file uses an operation `{name}` that this version of torch does not have.")
+    if found not in RULES and (namespace not in ("aten", "favour") or packet in _FORBIDDEN):
+        raise CorruptFile(
+            f"the file uses an operation `{name}`, which is outside aten and has no rule; if you trust it, register a rule "
+            "for it before loading."
+        )
     return found
 
 
@@ -170,11 +232,13 @@ def graph_from_json(data: dict[str, Any], tensors: dict[str, Tensor], constants:
             list(table.values()),
             [None if name is None else table[name] for name in data["inputs"]],
             decode(data["outputs"], table, tensors),
-            pytree.treespec_loads(data["in_spec"]),
-            pytree.treespec_loads(data["out_spec"]),
+            _structure(data["in_spec"]),
+            _structure(data["out_spec"]),
             decode(data["fixed"], table, tensors),
             constants,
             dict(data["aliases"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except CorruptFile:
+        raise
+    except Exception as error:
         raise CorruptFile(f"the graph in the file is incomplete: {type(error).__name__}: {error}") from error

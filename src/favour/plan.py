@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from favour.errors import InvalidValue, UnknownName, UnsupportedOperation
+from favour.errors import InvalidValue, ShapeMismatch, UnknownName, UnsupportedOperation
 from favour.fusion import FusedNode, fuse
 from favour.graph import DROPOUTS, Graph, Node, nodes_in, replace_nodes
 from favour.posterior import Posterior
@@ -92,11 +92,12 @@ def configure(graph: Graph, dropout: Mapping[str, Any] | None) -> Graph:
     for name, p in dropout.items():
         check_rate(p, f"`{name}`")
     copies: dict[Node, Node] = {}
+    constants = dict(graph.constants)
 
     def copied(node: Node) -> Node:
         return copies[node]
 
-    nodes = []
+    nodes: list[Node] = []
     for node in graph.nodes:
         args, kwargs = replace_nodes(node.args, copied), replace_nodes(node.kwargs, copied)
         if node.kind == "call" and node.target in DROPOUTS:
@@ -107,6 +108,9 @@ def configure(graph: Graph, dropout: Mapping[str, Any] | None) -> Graph:
             if not live or (not isinstance(p, (Node, torch.Tensor)) and p == 0):
                 copies[node] = args[0]
                 continue
+            if isinstance(p, torch.Tensor):
+                p = _rate_node(p, node, constants)
+                nodes.append(p)
             args = (args[0], p, live)
         new = Node(node.name, node.kind, node.target, args, kwargs, node.shape, node.dtype, node.module, node.where)
         copies[node] = new
@@ -119,11 +123,24 @@ def configure(graph: Graph, dropout: Mapping[str, Any] | None) -> Graph:
         graph.in_spec,
         graph.out_spec,
         graph.fixed,
-        graph.constants,
+        constants,
         graph.aliases,
     )
     result.prune()
     return result
+
+
+def _rate_node(p: torch.Tensor, node: Node, constants: dict[str, torch.Tensor]) -> Node:
+    """A constant of the graph, so that the rates move with the predictor and are saved with it."""
+    event = node.shape[1:] if node.shape is not None else ()
+    if p.ndim > len(event) or any(a not in (1, b) for a, b in zip(reversed(p.shape), reversed(event), strict=False)):
+        raise ShapeMismatch(
+            f"`dropout` gives `{node.module}` rates of shape {tuple(p.shape)}, which do not broadcast to its event "
+            f"{_sizes(event)}; give one number, or one for each neuron."
+        )
+    name = f"{node.name}_rate"
+    constants[name] = p.detach().to(node.dtype)
+    return Node(name, "constant", name, shape=tuple(p.shape), dtype=node.dtype)
 
 
 def truncate(graph: Graph, at: str) -> Graph:
@@ -223,7 +240,9 @@ def _steps(graph: Graph, uncertain: set[Node], posterior: Posterior) -> list[Ste
         if random and last_read.get(node, -1) > i:
             alive.add(node)
         alive -= {n for n in done.get(i, []) if n is not node}
-        closed = alive <= {node} and not any(first <= i < last for first, last in spans)
+        # Several results at once (`split`) are still to be read: compressing each alone would lose what they share.
+        several = node.kind == "call" and node.shape is None
+        closed = not several and alive <= {node} and not any(first <= i < last for first, last in spans)
         if node.kind == "call":
             forked = len(users[node]) + (node in outputs) > 1
             steps.append(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,15 +20,12 @@ from torch.utils import _pytree as pytree
 from favour.belief import Belief
 from favour.errors import CorruptFile, InvalidType, InvalidValue, ShapeMismatch
 from favour.graph import Graph, Node, capture
-from favour.graph_io import graph_from_json, graph_to_json
+from favour.graph_io import graph_from_json, graph_to_json, read_file, write_file
 from favour.methods.engine import Settings, infer
 from favour.plan import Plan, configure, make_plan, truncate
 from favour.posterior import Posterior
 from favour.sampling import Sampler
 from favour.value import Context, Value, Weight
-
-FORMAT = "favour-predictor"
-VERSION = 1
 
 
 def compile(  # noqa: A001  (the public name, beside torch.compile)
@@ -104,6 +100,9 @@ class Store(nn.Module):
         else:
             self.register_buffer(key, tensor)
 
+    def has(self, name: str) -> bool:
+        return hasattr(self, name.replace(".", "/"))
+
     def take(self, name: str) -> Tensor:
         return getattr(self, name.replace(".", "/"))
 
@@ -127,14 +126,16 @@ class Predictor(nn.Module):
         # In a list, so that the model is not registered as a submodule.
         self._linked: list[nn.Module] = [] if model is None else [model]
         self._owners: dict[str, tuple[nn.Module, str]] = {}
+        self._spreads: dict[str, tuple[nn.Module, str]] = {}  # parameters that only posteriors are made of
         self.store = Store()
         if model is not None:
             self._link(model)
         self._plans: dict[frozenset[str], Plan] = {}
         self._cache: dict[tuple[str, str], Cached] = {}
         self._starts: dict[str, Tensor] = {}
-        self._checked: dict[str, tuple[Tensor, int]] = {}
+        self._checked: dict[str, tuple[Tensor, int | None]] = {}
         self._sampler: Sampler | None = None
+        self._keywords: list[str] = list(pytree.tree_unflatten([None] * graph.in_spec.num_leaves, graph.in_spec)[1])
 
     # ------------------------------------------------------------------ tensors
 
@@ -144,6 +145,10 @@ class Predictor(nn.Module):
             if node.kind in ("parameter", "buffer"):
                 path, _, attribute = str(node.target).rpartition(".")
                 self._owners[str(node.target)] = (modules[path], attribute)
+        for path, module in model.named_modules():
+            if hasattr(module, "favour_posterior"):
+                own = {f"{path}.{name}" if path else name: name for name, _ in module.named_parameters(recurse=False)}
+                self._spreads |= {name: (module, local) for name, local in own.items() if name not in self._owners}
         for name, (owner, attribute) in self._owners.items():
             self.store.put(name, getattr(owner, attribute))
         for name, tensor in self.graph.constants.items():
@@ -159,13 +164,21 @@ class Predictor(nn.Module):
             tensor = getattr(owner, attribute)
             if tensor is not self.store.take(name):
                 self.store.put(name, tensor)
-            seen = self._checked.get(name)
-            if seen is None or seen[0] is not tensor or seen[1] != tensor._version:
-                if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-                    raise InvalidValue(
-                        f"parameter `{name}` of shape {tuple(tensor.shape)} holds NaN or infinity; load sound weights first."
-                    )
-                self._checked[name] = (tensor, tensor._version)
+            self._check_finite(name, tensor)
+        for name, (owner, attribute) in self._spreads.items():
+            self._check_finite(name, getattr(owner, attribute))
+
+    def _check_finite(self, name: str, tensor: Tensor) -> None:
+        """Once for every version of a tensor."""
+        version = _version(tensor)
+        seen = self._checked.get(name)
+        if seen is not None and seen[0] is tensor and seen[1] == version is not None:
+            return
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise InvalidValue(
+                f"parameter `{name}` of shape {tuple(tensor.shape)} holds NaN or infinity; load sound weights first."
+            )
+        self._checked[name] = (tensor, version)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Predictor:
         """`.to` and friends: take copies first, so that the model stays where it is."""
@@ -178,7 +191,7 @@ class Predictor(nn.Module):
             tensor = self.store.take(name)
             copy = tensor.detach().clone()
             self.store.put(name, nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy)
-        self._linked, self._owners = [], {}
+        self._linked, self._owners, self._spreads = [], {}, {}
         super()._apply(fn, recurse)
         floats = next((t for t in self.store.parameters() if t.is_floating_point()), None)
         if floats is not None:
@@ -222,11 +235,13 @@ class Predictor(nn.Module):
         args, kwargs = pytree.tree_map(
             lambda t: t[:2] if isinstance(t, Tensor) and t.ndim and t.shape[0] == batch else t, (args, kwargs)
         )
-        with torch.no_grad():
+        # What is kept from here on must be usable for gradients, wherever `compile` was called.
+        with torch.inference_mode(False), torch.no_grad():
             self(*args, **kwargs)
 
     def _leaves(self, args: tuple, kwargs: Mapping[str, Any]) -> list[Any]:
-        leaves, spec = pytree.tree_flatten((args, dict(kwargs)), is_leaf=lambda t: isinstance(t, Belief))
+        ordered = {k: kwargs[k] for k in self._keywords if k in kwargs} | dict(kwargs)  # in the example's order
+        leaves, spec = pytree.tree_flatten((args, ordered), is_leaf=lambda t: isinstance(t, Belief))
         if spec != self.graph.in_spec and not torch.compiler.is_compiling():
             raise InvalidType(
                 f"the predictor was compiled for arguments of structure {self.graph.in_spec}, and was called with {spec}; "
@@ -318,12 +333,13 @@ class Predictor(nn.Module):
             # last eager call.
             kept = self._cache.get(key)
             return kept.value if kept is not None and name.startswith("svd") else function(tensor)
-        if torch.is_grad_enabled() and tensor.requires_grad:
+        version = _version(tensor)
+        if version is None or (torch.is_grad_enabled() and tensor.requires_grad):
             return function(tensor)
         kept = self._cache.get(key)
-        if kept is None or kept.tensor is not tensor or kept.version != tensor._version:
-            with torch.no_grad():
-                kept = Cached(tensor, tensor._version, function(tensor))
+        if kept is None or kept.tensor is not tensor or kept.version != version:
+            with torch.inference_mode(False), torch.no_grad():
+                kept = Cached(tensor, version, function(tensor))
             self._cache[key] = kept
         return kept.value
 
@@ -354,22 +370,18 @@ class Predictor(nn.Module):
         posterior_tensors, posterior_description = self.posterior().state()
         settings, settings_tensors = self.settings.describe()
         content = {
-            "format": FORMAT,
-            "version": VERSION,
             "graph": json.dumps(described),
             "settings": json.dumps(settings),
             "posterior": json.dumps(posterior_description),
             "store": {k: v.detach() for k, v in self.store.state_dict().items()},
-            "parameters": [k for k, _ in self.store.named_parameters()],
+            "parameters": {k: p.requires_grad for k, p in self.store.named_parameters()},
             "constants": list(self.graph.constants),
             "arguments": arguments,
             "settings_tensors": settings_tensors,
-            "posterior_tensors": {k: v.detach() for k, v in posterior_tensors.items()},
+            "posterior_tensors": posterior_tensors,
             "starts": dict(self._starts),
         }
-        temporary = f"{os.fspath(path)}.part"
-        torch.save(content, temporary)
-        os.replace(temporary, path)  # a crash while writing leaves an earlier file as it was
+        write_file(path, content)
 
 
 def load(path: str | os.PathLike[str]) -> Predictor:
@@ -378,34 +390,31 @@ def load(path: str | os.PathLike[str]) -> Predictor:
     Raises:
         CorruptFile: Not such a file, damaged, or from a newer version.
     """
+    content = read_file(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        ours = isinstance(content, dict) and content.get("format") == FORMAT
-    except FileNotFoundError:
-        raise
-    except Exception as error:
-        kind = "damaged" if zipfile.is_zipfile(path) else "no predictor file"
-        raise CorruptFile(f"`{os.fspath(path)}` is {kind}: {type(error).__name__}: {error}") from error
-    if not ours:
-        raise CorruptFile(f"`{os.fspath(path)}` was not written by `Predictor.save`.")
-    if content["version"] > VERSION:
-        raise CorruptFile(
-            f"`{os.fspath(path)}` has format version {content['version']}; this favour reads up to {VERSION}. Upgrade favour."
-        )
-    try:
-        constants = {name: content["store"][f"constant/{name}".replace(".", "/")] for name in content["constants"]}
+        constants = {name: content["store"][f"constant.{name}".replace(".", "/")] for name in content["constants"]}
         graph = graph_from_json(json.loads(content["graph"]), content["arguments"], constants)
         settings = Settings.restore(json.loads(content["settings"]), content["settings_tensors"])
+        settings.validate()
         posterior = Posterior.from_state(content["posterior_tensors"], json.loads(content["posterior"]))
         predictor = Predictor(graph, settings, posterior, None)
-        parameters = set(content["parameters"])
         for key, tensor in content["store"].items():
-            trained = key in parameters and tensor.is_floating_point()
-            predictor.store.put(key.replace("/", "."), nn.Parameter(tensor) if trained else tensor)
+            trained = content["parameters"].get(key)
+            predictor.store.put(key.replace("/", "."), tensor if trained is None else nn.Parameter(tensor, trained))
+        missing = [n.target for n in graph.nodes if n.kind in ("parameter", "buffer") and not predictor.store.has(n.target)]
+        if missing:
+            raise KeyError(", ".join(missing))
         predictor._starts = dict(content["starts"])
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+    except CorruptFile:
+        raise
+    except Exception as error:
         raise CorruptFile(f"`{os.fspath(path)}` is incomplete: {type(error).__name__}: {error}") from error
     return predictor
+
+
+def _version(tensor: Tensor) -> int | None:
+    """How often a tensor was written to; None where torch does not count (tensors made in inference mode)."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def _rename(posterior: Posterior, aliases: Mapping[str, str], names: set[str]) -> Posterior:

@@ -1,15 +1,15 @@
 """Element-wise functions: value, derivative and Gaussian moments of each, in one record.
 
-A `ScalarFunction` is all that a rule for an activation needs. The factories cover the element-wise activations of
-`torch.nn` (values as in eval mode) and the usual element-wise arithmetic. How the moments are found:
+A `ScalarFunction` is all that a rule for an activation needs. The factories cover the element-wise
+activations of `torch.nn` (values as in eval mode) and the usual arithmetic. How the moments are found:
 
 - piecewise linear functions, steps, exp, sin, cos and integer powers: closed forms;
-- smooth functions, and those with kinks elsewhere: quadrature;
-- log, sqrt, reciprocal and the like, whose domain a Gaussian leaves: the delta method, declared `"linearised"`.
+- smooth functions, and those with kinks that are not linear in between: quadrature;
+- log, sqrt, reciprocal and others whose domain a Gaussian leaves: the delta method, declared `"linearised"`.
 
-Saturating functions. In float32, tanh at μ = 6 has no digits left for its deviations: they drown in the 1. If
-f(x) = A(x) + κ f(−x) with A affine and κ = ±1, then E[f(x)] − f(μ) at μ is κ times the same at −μ, the slope is
-A′ − κ·slope(−μ), and the residual is even. So sigmoid, tanh and erf are integrated at −|μ|, as functions that vanish there.
+Saturating functions: in float32, tanh at μ = 6 has no digits left for its deviations, which drown in the 1.
+If f(x) + f(−x) is constant, then E[f] − f(μ) is odd in μ, slope and residual are even. So sigmoid, tanh and
+erf are integrated at −|μ|, less their limit at −∞, as functions that vanish there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from favour import moments as gauss
 from favour.errors import InvalidValue
-from favour.moments import Function, Moments, Number
+from favour.moments import Function, Kinks, Moments, Number
 
 Exactness = Literal["exact", "moment-matched", "linearised"]
 
@@ -78,24 +78,25 @@ def surrogate_slope(fn: ScalarFunction, mean: Tensor, variance: Tensor, mode: st
     """
     if mode not in ("price", "matched", "taylor"):
         raise InvalidValue(f'the activation mode is {mode!r}; it must be "price", "matched" or "taylor".')
+    mean, variance, out = gauss.widen(mean, variance)
     exact = fn.moments(mean, variance)
     if mode == "price":
-        return exact
+        return exact.to(out)
     nothing = torch.zeros_like(exact.residual)
     if mode == "taylor":
-        return Moments(exact.mean, fn.derivative(mean), nothing)
+        return Moments(exact.mean, fn.derivative(mean), nothing).to(out)
     spread = variance > 0
     square = exact.slope.square() + exact.residual / torch.where(spread, variance, 1.0)  # Var f / σ²
     spread = spread & (square > 0)  # √ has no gradient at 0
     ratio = torch.where(spread, torch.sqrt(torch.where(spread, square, 1.0)), 0.0)
-    return Moments(exact.mean, ratio, nothing)
+    return Moments(exact.mean, ratio, nothing).to(out)
 
 
 # Families
 
 
 def _piecewise(
-    name: str, value: Function, *, offset: Number = 0.0, slope: Number = 0.0, kinks: Sequence[tuple[Number, Number]] = ()
+    name: str, value: Function, *, offset: Number = 0.0, slope: Number = 0.0, kinks: Kinks = ()
 ) -> ScalarFunction:
     """Continuous, offset + slope·x + Σ c·relu(x − t)."""
     kinks = tuple(kinks)
@@ -108,7 +109,11 @@ def _piecewise(
 
 
 def _integrated(
-    name: str, value: Function, derivative: Function, kinks: Sequence[float] = (), stable: Function | None = None
+    name: str,
+    value: Function,
+    derivative: Function,
+    kinks: Sequence[float] = (),
+    stable: Function | None = None,
 ) -> ScalarFunction:
     """By quadrature; `stable` equals `value` with fewer rounding errors or at less cost."""
     moments = partial(gauss.quadrature, stable or value, derivative=derivative, kinks=tuple(kinks))
@@ -119,12 +124,12 @@ def _saturating(name: str, value: Function, derivative: Function, vanishing: Fun
     """Odd up to a constant; `vanishing` is f less its limit at −∞, relatively accurate for x < 0."""
 
     def moments(mean: Tensor, variance: Tensor) -> Moments:
-        mean, variance, out = gauss._widen(mean, variance)
+        mean, variance, out = gauss.widen(mean, variance)
         right = mean > 0
-        shift, tilt, residual = gauss.deviations(
-            vanishing, torch.where(right, -mean, mean), variance, derivative=derivative
-        )
-        return Moments(value(mean) + torch.where(right, -shift, shift), derivative(mean) + tilt, residual).to(out)
+        left = torch.where(right, -mean, mean)
+        shift, tilt, residual = gauss.deviations(vanishing, left, variance, derivative=derivative)
+        shift = torch.where(right, -shift, shift)
+        return Moments(value(mean) + shift, derivative(mean) + tilt, residual).to(out)
 
     return ScalarFunction(name, value, derivative, moments)
 
@@ -133,7 +138,7 @@ def _delta(name: str, value: Function, derivative: Function, second: Function) -
     """By the delta method."""
 
     def moments(mean: Tensor, variance: Tensor) -> Moments:
-        mean, variance, out = gauss._widen(mean, variance)
+        mean, variance, out = gauss.widen(mean, variance)
         return gauss.second_order(value(mean), derivative(mean), second(mean), variance).to(out)
 
     return ScalarFunction(name, value, derivative, moments, "linearised")
@@ -143,8 +148,9 @@ def _rescaled(inner: ScalarFunction, name: str, value: Function, beta: float, ga
     """f(x) = gain·g(βx), for g of unit scale."""
 
     def moments(mean: Tensor, variance: Tensor) -> Moments:
+        mean, variance, out = gauss.widen(mean, variance)
         m = inner.moments(beta * mean, beta**2 * variance)
-        return Moments(gain * m.mean, (gain * beta) * m.slope, gain**2 * m.residual)
+        return Moments(gain * m.mean, (gain * beta) * m.slope, gain**2 * m.residual).to(out)
 
     return ScalarFunction(
         name, value, lambda x: (gain * beta) * inner.derivative(beta * x), moments, inner.exactness
@@ -167,7 +173,8 @@ def affine(scale: Number = 1.0, shift: Number = 0.0) -> ScalarFunction:
 
 def relu() -> ScalarFunction:
     """max(x, 0)."""
-    return ScalarFunction("relu", F.relu, partial(gauss.piecewise_slope, slope=0.0, kinks=((0.0, 1.0),)), gauss.relu)
+    derivative = partial(gauss.piecewise_slope, slope=0.0, kinks=((0.0, 1.0),))
+    return ScalarFunction("relu", F.relu, derivative, gauss.relu)
 
 
 def relu6() -> ScalarFunction:
@@ -215,8 +222,8 @@ def clamp(min: float | None = None, max: float | None = None) -> ScalarFunction:
 
 def hardtanh(min_val: float = -1.0, max_val: float = 1.0) -> ScalarFunction:
     """x kept between min_val and max_val."""
-    kinks = [(min_val, 1.0), (max_val, -1.0)]
-    return _piecewise("hardtanh", partial(F.hardtanh, min_val=min_val, max_val=max_val), offset=min_val, kinks=kinks)
+    value = partial(F.hardtanh, min_val=min_val, max_val=max_val)
+    return _piecewise("hardtanh", value, offset=min_val, kinks=[(min_val, 1.0), (max_val, -1.0)])
 
 
 def hardsigmoid() -> ScalarFunction:
@@ -232,7 +239,11 @@ def softshrink(lambd: float = 0.5) -> ScalarFunction:
 
 def heaviside(value_at_zero: float = 0.0) -> ScalarFunction:
     """0 for x < 0, 1 for x > 0."""
-    return _step("heaviside", lambda x: torch.heaviside(x, torch.full_like(x, value_at_zero)), low=0.0)
+
+    def value(x: Tensor) -> Tensor:  # torch has no gradient for it
+        return torch.heaviside(x.detach(), torch.full_like(x, value_at_zero))
+
+    return _step("heaviside", value, low=0.0)
 
 
 def sign() -> ScalarFunction:
@@ -274,11 +285,24 @@ def hardswish() -> ScalarFunction:
 
 def elu(alpha: float = 1.0) -> ScalarFunction:
     """x for x > 0, α(eˣ − 1) otherwise."""
+    value = partial(F.elu, alpha=alpha)
 
     def derivative(x: Tensor) -> Tensor:
         return torch.where(x > 0, 1.0, alpha * torch.exp(x.clamp(max=0)))
 
-    return _integrated("elu", partial(F.elu, alpha=alpha), derivative, (0.0,))
+    def moments(mean: Tensor, variance: Tensor) -> Moments:
+        mean, variance, out = gauss.widen(mean, variance)
+        far = mean < -1  # there integrate f + α, which vanishes on the left
+
+        def local(x: Tensor) -> Tensor:
+            left = x.clamp(max=0)
+            rise = torch.where(far, torch.exp(left), torch.expm1(left))
+            return alpha * rise + torch.relu(x)
+
+        shift, tilt, residual = gauss.deviations(local, mean, variance, derivative=derivative, kinks=(0.0,))
+        return Moments(value(mean) + shift, derivative(mean) + tilt, residual).to(out)
+
+    return ScalarFunction("elu", value, derivative, moments)
 
 
 def selu() -> ScalarFunction:
@@ -301,7 +325,8 @@ def softsign() -> ScalarFunction:
 
 def sigmoid() -> ScalarFunction:
     """1/(1 + e^{−x})."""
-    return _saturating("sigmoid", torch.sigmoid, lambda x: torch.sigmoid(x) * torch.sigmoid(-x), torch.sigmoid)
+    derivative = lambda x: torch.sigmoid(x) * torch.sigmoid(-x)  # noqa: E731
+    return _saturating("sigmoid", torch.sigmoid, derivative, torch.sigmoid)
 
 
 def tanh() -> ScalarFunction:
@@ -320,7 +345,8 @@ def erf() -> ScalarFunction:
 
 def erfc() -> ScalarFunction:
     """1 − erf x."""
-    return _saturating("erfc", torch.special.erfc, lambda x: -_erf_slope(x), lambda x: -torch.special.erfc(-x))
+    value = torch.special.erfc
+    return _saturating("erfc", value, lambda x: -_erf_slope(x), lambda x: -torch.special.erfc(-x))
 
 
 def _erf_slope(x: Tensor) -> Tensor:
@@ -337,7 +363,7 @@ def tanhshrink() -> ScalarFunction:
     inner = tanh()
 
     def moments(mean: Tensor, variance: Tensor) -> Moments:
-        mean, variance, out = gauss._widen(mean, variance)
+        mean, variance, out = gauss.widen(mean, variance)
         m = inner.moments(mean, variance)
         slope = torch.tanh(mean).square() + (inner.derivative(mean) - m.slope)
         return Moments(F.tanhshrink(mean) + (torch.tanh(mean) - m.mean), slope, m.residual).to(out)
@@ -352,22 +378,25 @@ def gelu(approximate: str = "none") -> ScalarFunction:
     value = partial(F.gelu, approximate=approximate)
     if approximate == "none":
 
-        def gate(x: Tensor) -> Tensor:
-            return 0.5 * torch.special.erfc(x * -math.sqrt(0.5))
+        def stable(x: Tensor) -> Tensor:  # xΦ(x) = max(x, 0) − |x|Q(|x|)
+            a = torch.where(x < 0, -x, x)
+            return torch.where(x < 0, 0.0, x) - a * gauss.normal_tail(a)
 
-        def density(x: Tensor) -> Tensor:
-            return torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
-    else:  # ½(1 + tanh u) = σ(2u), u = √(2/π)(x + 0.044715x³)
-        root = 2 * math.sqrt(2 / math.pi)
+        def derivative(x: Tensor) -> Tensor:
+            gate = 0.5 * torch.special.erfc(x * -math.sqrt(0.5))
+            return gate + x * torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
 
-        def gate(x: Tensor) -> Tensor:
-            return torch.sigmoid(root * x * (1 + 0.044715 * x * x))
+        return _integrated("gelu", value, derivative, stable=stable)
+    root, cubic = 2 * math.sqrt(2 / math.pi), 0.044715  # ½(1 + tanh u) = σ(2u), u = √(2/π)(x + 0.044715x³)
 
-        def density(x: Tensor) -> Tensor:
-            u = root * x * (1 + 0.044715 * x * x)
-            return torch.sigmoid(u) * torch.sigmoid(-u) * root * (1 + 3 * 0.044715 * x * x)
+    def smooth(x: Tensor) -> Tensor:
+        return x * torch.sigmoid(root * x * (1 + cubic * x * x))
 
-    return _integrated("gelu", value, lambda x: gate(x) + x * density(x), stable=lambda x: x * gate(x))
+    def slope(x: Tensor) -> Tensor:
+        u = root * x * (1 + cubic * x * x)
+        return torch.sigmoid(u) * (1 + x * torch.sigmoid(-u) * root * (1 + 3 * cubic * x * x))
+
+    return _integrated("gelu", value, slope, stable=smooth)
 
 
 def silu() -> ScalarFunction:
@@ -426,7 +455,8 @@ def expm1() -> ScalarFunction:
     """eˣ − 1."""
 
     def moments(mean: Tensor, variance: Tensor) -> Moments:
-        return gauss.exp(mean, variance)._replace(mean=torch.expm1(mean + 0.5 * variance))
+        mean, variance, out = gauss.widen(mean, variance)
+        return gauss.exp(mean, variance)._replace(mean=torch.expm1(mean + 0.5 * variance)).to(out)
 
     return ScalarFunction("expm1", torch.expm1, torch.exp, moments)
 
@@ -443,9 +473,8 @@ def cos() -> ScalarFunction:
 
 def tan() -> ScalarFunction:
     """tan x, by the delta method: it has poles."""
-    return _delta(
-        "tan", torch.tan, lambda x: 1 + torch.tan(x) ** 2, lambda x: 2 * torch.tan(x) * (1 + torch.tan(x) ** 2)
-    )
+    second = lambda x: 2 * torch.tan(x) * (1 + torch.tan(x) ** 2)  # noqa: E731
+    return _delta("tan", torch.tan, lambda x: 1 + torch.tan(x) ** 2, second)
 
 
 def log() -> ScalarFunction:
@@ -495,6 +524,4 @@ def pow(exponent: float) -> ScalarFunction:
 
 
 def _power(name: str, value: Function, p: float) -> ScalarFunction:
-    return _delta(
-        name, value, lambda x: p * torch.pow(x, p - 1), lambda x: p * (p - 1) * torch.pow(x, p - 2)
-    )
+    return _delta(name, value, lambda x: p * torch.pow(x, p - 1), lambda x: p * (p - 1) * torch.pow(x, p - 2))

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,21 +38,32 @@ class Value:
     blocks: dict[Hashable, Tensor] = field(default_factory=dict)
     name: str = ""
 
-    @cached_property
+    # Kept by hand: functools.cached_property takes a lock, which torch.compile cannot trace.
+    _variance: Tensor | None = field(default=None, repr=False)
+    _factor: Tensor | None = field(default=None, repr=False)
+
+    @property
     def variance(self) -> Tensor:
         """Marginal variances, (batch, *event)."""
-        total = self.diag
-        for block in self.blocks.values():
-            part = block.square().sum(0)
-            total = part if total is None else total + part
-        return torch.zeros_like(self.mean) if total is None else total
+        if self._variance is None:
+            total = self.diag
+            for block in self.blocks.values():
+                part = block.square().sum(0)
+                total = part if total is None else total + part
+            self._variance = torch.zeros_like(self.mean) if total is None else total
+        return self._variance
 
-    @cached_property
+    @property
     def factor(self) -> Tensor | None:
         """All columns in one tensor, (rank, batch, *event), or None where there are none."""
-        if not self.blocks:
-            return None
-        return torch.cat(list(self.blocks.values()))
+        if self._factor is None and self.blocks:
+            self._factor = torch.cat(list(self.blocks.values()))
+        return self._factor
+
+    def replace(self, diag: Tensor | None, blocks: dict[Hashable, Tensor]) -> None:
+        """Hold the same covariance differently: what is derived from it is made anew."""
+        self.diag, self.blocks = diag, blocks
+        self._variance = self._factor = None
 
     @property
     def shape(self) -> torch.Size:

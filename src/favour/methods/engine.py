@@ -150,9 +150,7 @@ def _representation(method: str, settings: Settings, starts: dict[str, Tensor]) 
 def _take_in(representation: Representation, sources: list[tuple[str, Value]], plan: Plan) -> None:
     for name, value in sources:
         taken = representation.source(value, name, True)
-        value.diag, value.blocks = taken.diag, taken.blocks
-        value.__dict__.pop("variance", None)
-        value.__dict__.pop("factor", None)
+        value.replace(taken.diag, taken.blocks)
 
 
 def _belief(value: Any, covariance: Covariance | None = None) -> Any:

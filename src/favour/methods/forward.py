@@ -193,9 +193,8 @@ class Explicit(Representation):
         """Turn the diagonal into columns."""
         if value.diag is None:
             return
-        value.blocks[self._name()] = diagonal_columns(value.diag.clamp_min(0).sqrt())
-        value.diag = None
-        value.__dict__.pop("factor", None)
+        columns = diagonal_columns(value.diag.clamp_min(0).sqrt())
+        value.replace(None, {**value.blocks, self._name(): columns})
 
 
 def _plus(total: Tensor | None, part: Tensor) -> Tensor:

@@ -1,37 +1,98 @@
 """Where Algorithm 1 starts.
 
-The paper starts from V ~ N(0, 1), which has no notion of the covariance's scale: where entries of M are small against
-1/√n, the first Λ = max(diag(M − V S⁻¹Vᵀ), 0) is zero everywhere, and where they are large it is diag(M).
+`"random"` is the paper's V ~ N(0, 1), the same columns for every input. It knows nothing of M: its first products are spent
+on finding the dominant subspace at all.
+
+`"warm"`, the default, starts where that subspace is likely to be and improves the guess cheaply:
+
+1. the arguments' own factor columns pushed through the map, Y = GU, when there are r of them; otherwise r fixed draws from
+   N(0, M), that is Yω₁ + G(Λ^½ω₂) for constant random ω;
+2. a few iterations of Algorithm 1 itself with the weights replaced by rank-q ones (q ≪ n, decomposed once per weight). Each
+   costs q(m + n)/(mn) of a full one.
+
+On the layers of trained networks K = 2 from here is as good as about K = 5 from the random start (`benchmarks/algorithm1.py`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from favour.methods.algorithm1 import decompose, gram_schmidt
 from favour.methods.dplr import Pending, Start
 from favour.plan import Step
+from favour.surrogate import LinearMap
+
+# Rank of the weights in the cheap iterations (at least, and per column), and their number.
+CHEAP_RANK, CHEAP_RANK_PER_COLUMN, CHEAP_ITERATIONS = 16, 4, 4
 
 
-def fixed_noise(starts: dict[str, Tensor], seed: int, step: Step, pending: Pending, rank: int) -> Tensor:
-    """Standard normal columns (rank, 1, *event) for a step: the same for every input, batch and call."""
-    name = step.node.name
-    shape = (rank, *pending.like.shape[1:])
-    if name not in starts or starts[name].shape != shape:
-        digest = [seed, *name.encode()]
-        drawn = np.random.default_rng(digest).standard_normal((rank, math.prod(shape[1:])))
-        starts[name] = torch.as_tensor(drawn, dtype=torch.float32).reshape(shape)
-    return starts[name].to(pending.like).unsqueeze(1)
+def fixed_noise(starts: dict[str, Tensor], seed: int, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Standard normal numbers that depend on `seed` and `name` only: the same for every input, batch and call."""
+    key = f"{name}/{'x'.join(map(str, shape))}"
+    if key not in starts:
+        drawn = np.random.default_rng([seed, *name.encode()]).standard_normal(math.prod(shape))
+        starts[key] = torch.as_tensor(drawn, dtype=torch.float32).reshape(shape)
+    return starts[key].to(like)
 
 
 def random_start(starts: dict[str, Tensor], seed: int) -> Start:
     """The paper's start."""
-    return lambda step, pending, rank: fixed_noise(starts, seed, step, pending, rank)
+
+    def start(step: Step, pending: Pending, rank: int) -> Tensor:
+        shape = (rank, *pending.like.shape[1:])
+        return fixed_noise(starts, seed, step.node.name, shape, pending.like).unsqueeze(1)
+
+    return start
 
 
 def warm_start(starts: dict[str, Tensor], seed: int) -> Start:
-    """TODO experiment."""
-    return random_start(starts, seed)
+    """Pushed columns or draws from M, improved with rank-q weights."""
+
+    def start(step: Step, pending: Pending, rank: int) -> Tensor:
+        def noise(part: str, shape: tuple[int, ...]) -> Tensor:
+            return fixed_noise(starts, seed, f"{step.node.name}.{part}", shape, pending.like)
+
+        q = max(CHEAP_RANK, CHEAP_RANK_PER_COLUMN * rank)
+        cheap = [(_compressed(G, q), variance) for G, variance in pending.spread]
+        affordable = all(G.compressed is not None for G, _ in pending.spread)
+        reduced = Pending(cheap, pending.noises, pending.columns, pending.diag, pending.like)
+        if pending.columns is not None and pending.columns.shape[0] == rank:
+            guess = pending.columns
+        else:
+            guess = _draws(reduced, rank, noise)
+        guess = _eigenvalue_scale(gram_schmidt(guess.reshape(*guess.shape[:2], -1))).reshape(guess.shape)
+        if not (affordable and pending.spread):
+            return guess
+        _, factor = decompose(reduced.matmul, pending.diagonal(), guess, CHEAP_ITERATIONS)
+        return _eigenvalue_scale(factor.flatten(2)).reshape(factor.shape)
+
+    return start
+
+
+def _compressed(G: LinearMap, q: int) -> LinearMap:
+    return G if G.compressed is None else G.compressed(q)
+
+
+def _draws(pending: Pending, rank: int, noise: Callable[[str, tuple[int, ...]], Tensor]) -> Tensor:
+    """Fixed draws from N(0, M) without its diagonal part."""
+    total = torch.zeros((rank, *pending.like.shape), dtype=pending.like.dtype, device=pending.like.device)
+    if pending.columns is not None:
+        weights = noise("columns", (rank, pending.columns.shape[0]))
+        total = total + torch.einsum("rk,k...->r...", weights, pending.columns)
+    for i, (G, variance) in enumerate(pending.spread):
+        omega = noise(f"spread{i}", (rank, *variance.shape[1:]))
+        total = total + G.apply(variance.sqrt() * omega.unsqueeze(1))
+    for i, other in enumerate(pending.noises):
+        omega = noise(f"noise{i}", (rank, *pending.like.shape[1:]))
+        total = total + other.matmul(omega.unsqueeze(1).expand(total.shape))
+    return total
+
+
+def _eigenvalue_scale(V: Tensor) -> Tensor:
+    """Columns √ψ·z to ψ·z, which is what Algorithm 1 iterates on."""
+    return V * V.square().sum(-1, keepdim=True).sqrt()

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from favour import scalar
+from favour.errors import UnsupportedOperation
 from favour.rules.registry import elementwise, pointwise_surrogate, rule
 from favour.surrogate import Surrogate
 from favour.value import Context, Value
@@ -71,7 +72,10 @@ def _elu(alpha: float, scale: float, input_scale: float) -> scalar.ScalarFunctio
     """aten's `elu` serves SELU and ELU: scale·(x⁺ + α(exp(input_scale·x) − 1)⁻)."""
     if scale == 1.0 and input_scale == 1.0:
         return scalar.elu(alpha)
-    raise NotImplementedError(f"elu with scale {scale} and input_scale {input_scale}")
+    raise UnsupportedOperation(
+        f"aten.elu has a rule for scale 1 and input_scale 1 only, and got {scale} and {input_scale}; "
+        "use `torch.nn.SELU`, `torch.nn.CELU`, or multiply before and after `torch.nn.ELU`."
+    )
 
 
 @rule(aten.prelu.default, exactness="moment-matched", family="element-wise")

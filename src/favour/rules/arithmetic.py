@@ -74,7 +74,8 @@ def mul(ctx: Context, a: Any, b: Any) -> Surrogate:
 def div(ctx: Context, a: Any, b: Any) -> Surrogate:
     if isinstance(b, Value):
         raise UnsupportedOperation(f"division by an uncertain tensor at {ctx.place} has no rule yet.")
-    return scaled(a, 1 / b)
+    # In the dtype of a: the reciprocal of an integer tensor would be float32.
+    return scaled(a, 1 / (b.to(a.mean.dtype) if isinstance(b, Tensor) and not b.is_floating_point() else b))
 
 
 @rule(aten.where.self, exactness="exact", family="arithmetic")

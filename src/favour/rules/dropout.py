@@ -43,4 +43,4 @@ def dropped(x: Any, p: Any, label: str) -> Surrogate:
 
 @rule(aten.dropout.default, torch.ops.favour.dropout.default, exactness="exact", family="dropout")
 def dropout(ctx: Context, x: Any, p: Any, train: bool) -> Surrogate:
-    return dropped(x, p, ctx.module or "dropout")
+    return dropped(x, p if train else 0.0, ctx.module or "dropout")

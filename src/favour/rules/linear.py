@@ -156,10 +156,7 @@ def weight_noises(ctx: Context, x: Any, weight: Any, bias: Any, y: Tensor) -> li
         noises += _matrix_noises(ctx, Input.of(x, constant=joint), weight, weight.gaussian)
     if isinstance(bias, Weight) and bias.gaussian is not None and not joint:
         noises += _bias_noises(bias, bias.gaussian, y)
-    for parameter in (weight, bias):
-        if isinstance(parameter, Weight) and parameter.latents is not None:
-            noises += _latent_noises(x, parameter, y)
-    return noises
+    return noises + _latent_noises(x, weight, bias, y)
 
 
 def _matrix_noises(ctx: Context, x: Input, weight: Weight, gaussian: Gaussian) -> list[Noise]:
@@ -318,15 +315,22 @@ def _bias_noises(bias: Weight, gaussian: Gaussian, y: Tensor) -> list[Noise]:
     return [LatentNoise(push, pull, variances, (m,), (bias.name, "bias"), bias.name)]
 
 
-def _latent_noises(x: Any, parameter: Weight, y: Tensor) -> list[Noise]:
-    """Low-rank draws shared by every layer: columns Pₖμ, all under one key."""
-    P = parameter.latents
-    assert P is not None
-    if P.ndim == 2:  # a bias: (K, m)
-        columns = P.reshape(P.shape[0], *[1] * (y.ndim - 1), -1).expand(P.shape[0], *y.shape)
-        return [factor_noise(columns, "latents", parameter.name)]
-    columns = torch.einsum("b...n,kmn->kb...m", mean_of(x), P)
-    noises: list[Noise] = [factor_noise(columns, "latents", parameter.name)]
-    if isinstance(x, Value):
-        noises.append(DiagonalNoise(F.linear(x.variance, P.square().sum(0)), parameter.name))
-    return noises
+def _latent_noises(x: Any, weight: Any, bias: Any, y: Tensor) -> list[Noise]:
+    """Low-rank draws shared by every layer: columns Pₖμ + pₖ, all under one key.
+
+    A matrix and its bias move with the same draws, so their columns are added, not their variances.
+    """
+    parts: list[Tensor] = []
+    noises: list[Noise] = []
+    label = ""
+    if isinstance(weight, Weight) and weight.latents is not None:
+        P = weight.latents
+        label = weight.name
+        parts.append(torch.einsum("b...n,kmn->kb...m", mean_of(x), P))
+        if isinstance(x, Value):
+            noises.append(DiagonalNoise(F.linear(x.variance, P.square().sum(0)), label))
+    if isinstance(bias, Weight) and bias.latents is not None:
+        p = bias.latents  # (K, m)
+        label = label or bias.name
+        parts.append(p.reshape(p.shape[0], *[1] * (y.ndim - 1), -1).expand(p.shape[0], *y.shape))
+    return [factor_noise(sum(parts[1:], parts[0]), "latents", label), *noises] if parts else []

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from favour.errors import UnsupportedOperation
 from favour.rules.registry import rule
 from favour.surrogate import Surrogate, scaling
 from favour.value import Context, Value
@@ -26,6 +27,11 @@ def batch_norm(
     eps: float,
     cudnn: bool,
 ) -> Surrogate:
+    if training or running_mean is None or running_var is None:
+        raise UnsupportedOperation(
+            f"batch normalisation at {ctx.place} uses the statistics of the batch, which mixes its inputs; "
+            "predictions are per input. Keep running statistics (`track_running_stats=True`) and use them (`training=False`)."
+        )
     mean = torch.nn.functional.batch_norm(x.mean, running_mean, running_var, weight, bias, False, momentum, eps)
     scale = (running_var + eps).rsqrt()
     scale = scale if weight is None else scale * weight

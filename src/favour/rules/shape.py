@@ -132,6 +132,7 @@ linear_map(aten.select.int, make=_selecting(aten.select.int, aten.select_scatter
 
 
 def _narrow_put(zeros: Tensor, g: Tensor, dim: int, start: int, length: int) -> Tensor:
+    start = start + zeros.shape[dim] if start < 0 else start  # −1 to −1 + 1 would be an empty slice
     return aten.slice_scatter.default(zeros, g, dim, start, start + length)
 
 
@@ -288,22 +289,23 @@ def _reducing(average: bool) -> Callable[..., tuple[Tensor, LinearMap]]:
                 "predictions are per input. Reduce over the other dimensions."
             )
         count = math.prod(x.shape[d] for d in dims) if average else 1
-        before = x.shape
+        before, given = x.shape, x.dtype
         folded = [d + 1 for d in dims]
 
         def apply(d: Tensor) -> Tensor:
-            return d.sum(folded, keepdim=keepdim) / count
+            return d.sum(folded, keepdim=keepdim, dtype=dtype) / count
 
         def transpose(g: Tensor) -> Tensor:
             if not keepdim:
                 for d in sorted(folded):
                     g = g.unsqueeze(d)
-            return (g / count).expand(g.shape[0], *before)
+            return (g / count).expand(g.shape[0], *before).to(given)
 
         def square(v: Tensor) -> Tensor:
-            return v.sum(dims, keepdim=keepdim) / count**2
+            return v.sum(dims, keepdim=keepdim, dtype=dtype) / count**2
 
-        return x.sum(dims, keepdim=keepdim) / count, LinearMap(apply, transpose, square, disjoint=True)
+        mean = x.sum(dims, keepdim=keepdim, dtype=dtype) / count
+        return mean, LinearMap(apply, transpose, square, disjoint=True)
 
     return make
 
@@ -313,7 +315,9 @@ linear_map(aten.mean.dim, aten.mean.default, make=_reducing(True), family="reduc
 
 
 @rule(aten._to_copy.default, aten.to.dtype, aten.to.dtype_layout, aten.type_as.default, exactness="exact", family="shape")
-def convert(ctx: Context, x: Value, *args: Any, **kwargs: Any) -> Surrogate:
+def convert(ctx: Context, x: Any, *args: Any, **kwargs: Any) -> Surrogate:
+    if not isinstance(x, Value):  # `type_as`, which reads no more than the type of an uncertain tensor
+        return Surrogate(x.to(mean_of(args[0]).dtype))
     dtype = kwargs.get("dtype", mean_of(args[0]).dtype if args and isinstance(mean_of(args[0]), Tensor) else None)
     dtype = dtype or next((a for a in args if isinstance(a, torch.dtype)), x.mean.dtype)
     if not dtype.is_floating_point:

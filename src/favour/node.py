@@ -1,0 +1,135 @@
+"""A captured model as plain data: nodes in topological order, each with the module path and source line it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from favour.nn import dropout as _favour_dropout  # noqa: F401  (registers favour::dropout)
+
+aten = torch.ops.aten
+
+
+@dataclass(eq=False)
+class Node:
+    """One value of the graph: an input, a parameter or the result of an operation.
+
+    Attributes:
+        name: Unique name.
+        kind: `"input"`, `"parameter"`, `"buffer"`, `"constant"` or `"call"`.
+        target: For a call, the aten overload (or a Python operator on sizes); otherwise the qualified name.
+        args, kwargs: Arguments of a call; other nodes appear as `Node`.
+        shape: Sizes, symbolic ones as strings; None where the value is not a tensor.
+        dtype: Of a tensor value, else None.
+        module: Path of the module whose `forward` made the call.
+        where: `file.py:line` in the user's code.
+    """
+
+    name: str
+    kind: str
+    target: Any
+    args: tuple = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    shape: tuple[int | str, ...] | None = None
+    dtype: torch.dtype | None = None
+    module: str = ""
+    where: str = ""
+
+    def __repr__(self) -> str:
+        return f"%{self.name}"
+
+    @property
+    def place(self) -> str:
+        """Where this came from, for messages: module path and source line."""
+        path = f"`{self.module}`" if self.module else "the model's own forward"
+        return f"{path} ({self.where})" if self.where else path
+
+    @property
+    def inputs(self) -> list[Node]:
+        """The nodes among the arguments, with repetitions, in order."""
+        return list(nodes_in((self.args, self.kwargs)))
+
+
+def nodes_in(structure: Any) -> Iterator[Node]:
+    """Every `Node` in nested lists, tuples and dicts."""
+    if isinstance(structure, Node):
+        yield structure
+    elif isinstance(structure, (list, tuple)):
+        for item in structure:
+            yield from nodes_in(item)
+    elif isinstance(structure, dict):
+        for item in structure.values():
+            yield from nodes_in(item)
+
+
+def replace_nodes(structure: Any, function: Callable[[Node], Any]) -> Any:
+    """Copy nested lists, tuples and dicts with every `Node` replaced by `function(node)`."""
+    if isinstance(structure, Node):
+        return function(structure)
+    if isinstance(structure, (list, tuple)):
+        return type(structure)(replace_nodes(item, function) for item in structure)
+    if isinstance(structure, dict):
+        return {key: replace_nodes(item, function) for key, item in structure.items()}
+    return structure
+
+
+@dataclass(eq=False)
+class Graph:
+    """A captured model.
+
+    Attributes:
+        nodes: Every node in topological order.
+        inputs: Input nodes, in the order of the flattened call arguments; None for a leaf that is not used
+            as a tensor (a flag, say), whose value was fixed at capture.
+        outputs: One entry per flattened output; a `Node` or a constant.
+        in_spec, out_spec: Tree structures of `(args, kwargs)` and of the result.
+        fixed: The example's value of each input leaf that is not a tensor.
+        constants: Tensors that export lifted out of the code, by node name.
+        aliases: Qualified name to the one name used here, for parameters tied under several names.
+    """
+
+    nodes: list[Node]
+    inputs: list[Node | None]
+    outputs: list[Any]
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    fixed: list[Any]
+    constants: dict[str, Tensor]
+    aliases: dict[str, str]
+
+    def users(self) -> dict[Node, list[Node]]:
+        """For each node, the nodes that read it."""
+        table: dict[Node, list[Node]] = {node: [] for node in self.nodes}
+        for node in self.nodes:
+            for source in dict.fromkeys(node.inputs):
+                table[source].append(node)
+        return table
+
+    def prune(self) -> None:
+        """Drop calls that no output depends on."""
+        alive = set(nodes_in(self.outputs))
+        kept = []
+        for node in reversed(self.nodes):
+            if node in alive or node.kind != "call":
+                alive.update(node.inputs)
+                kept.append(node)
+        self.nodes = kept[::-1]
+
+    @property
+    def dropout_modules(self) -> list[str]:
+        """Paths of the modules in which dropout happens."""
+        return list(dict.fromkeys(n.module for n in self.nodes if n.kind == "call" and n.target in DROPOUTS))
+
+
+DROPOUTS = {
+    aten.dropout.default,
+    aten.feature_dropout.default,
+    aten.alpha_dropout.default,
+    aten.feature_alpha_dropout.default,
+    torch.ops.favour.dropout.default,
+}

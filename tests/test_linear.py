@@ -1,0 +1,462 @@
+"""Linear layers with every kind of weight posterior against the paper's equation (1) in loops; networks without activations.
+
+Without activations every step of a network has a closed form, so that `full`, `dplr` of full rank and `adjoint` are
+exact, whatever the weights' posterior.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import favour
+from favour import Belief, Diagonal, Full, Kronecker, Posterior, Rows
+from favour.errors import UnsupportedOperation
+from favour.posterior import Gaussian
+from favour.rules.linear import linear, matrix_map
+from favour.surrogate import Noise, Surrogate
+from favour.value import Context, Value, Weight
+
+F64 = torch.float64
+KINDS = ("diagonal", "rows", "kronecker", "full")
+INPUTS = ("certain", "diagonal", "factor", "diagonal and factor", "two factors")
+BATCH, M, N = 2, 3, 4
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=F64)
+
+
+def close(actual: Any, expected: Any, message: str) -> None:
+    """To 1e-10 of the largest entry."""
+    actual, expected = torch.as_tensor(actual, dtype=F64), torch.as_tensor(expected, dtype=F64)
+    scale = expected.abs().max().item() if expected.numel() else 1.0
+    assert_close(actual, expected, atol=1e-10 * scale, rtol=1e-10, msg=lambda m: f"{message}: {m}")
+
+
+@dataclass
+class Random:
+    """A weight's posterior as favour gets it, and its dense covariance from the definition."""
+
+    gaussian: Gaussian
+    covariance: np.ndarray
+
+
+def posterior(kind: str, m: int, n: int, scale: float = 0.3) -> Random:
+    diag = scale * torch.rand(m, n, dtype=F64)
+    tensors = {"diag": diag}
+    if kind == "diagonal":
+        gaussian: Gaussian = Diagonal(diag)
+    elif kind == "rows":
+        tensors["factor"] = scale * randn(2, m, n)
+        gaussian = Rows(diag, tensors["factor"])
+    elif kind == "kronecker":
+        a, b = randn(n, n), randn(m, m)
+        tensors = {"inputs": scale * a @ a.T / n, "outputs": b @ b.T / m}
+        gaussian = Kronecker(**tensors)
+    else:
+        root = randn(m * n, m * n)
+        tensors["matrix"] = scale * root @ root.T / (m * n)
+        gaussian = Full(tensors["matrix"], (m, n))
+    return Random(gaussian, reference.weight_covariance(kind, {k: v.numpy() for k, v in tensors.items()}))
+
+
+def value(kind: str, *event: int) -> tuple[Any, Tensor, np.ndarray]:
+    """An input: what the rule gets, its mean, and its dense covariance (batch, n, n) over the flattened event."""
+    shape = (BATCH, *event)
+    mean = randn(*shape)
+    n = mean[0].numel()
+    if kind == "certain":
+        return mean, mean, np.zeros((BATCH, n, n))
+    diag = torch.rand(shape, dtype=F64) if "diagonal" in kind else None
+    names = {"factor": "a", "diagonal and factor": "a", "two factors": "ab"}.get(kind, "")
+    blocks = {name: 0.7 * randn(2, *shape) for name in names}
+    dense = torch.zeros(BATCH, n, n, dtype=F64)
+    if diag is not None:
+        dense += diag.reshape(BATCH, n).diag_embed()
+    for block in blocks.values():
+        columns = block.reshape(2, BATCH, n)
+        dense += torch.einsum("kbi,kbj->bij", columns, columns)
+    return Value(mean, diag, dict(blocks)), mean, dense.numpy()
+
+
+def matrix(noise: Noise, shape: torch.Size) -> Tensor:
+    """N as (batch, n, n), from its columns."""
+    columns = noise.columns().expand(-1, *shape).reshape(-1, shape[0], shape[1:].numel())
+    return torch.einsum("kbi,kbj->bij", columns, columns)
+
+
+def covariance(surrogate: Surrogate, given: np.ndarray) -> Tensor:
+    """G Σ Gᵀ + Σ_s N_s, (batch, n, n); draws with one key are one draw."""
+    shape = surrogate.mean.shape
+    n = shape[1:].numel()
+    total = torch.zeros(shape[0], n, n, dtype=F64)
+    for x, G in surrogate.maps:
+        size = x.shape[1:].numel()
+        eye = torch.eye(size, dtype=F64).reshape(size, 1, *x.shape[1:]).expand(size, *x.shape)
+        J = G.apply(eye).reshape(size, shape[0], n).permute(1, 2, 0)
+        total = total + J @ torch.from_numpy(given) @ J.mT
+    shared: dict[Any, Tensor] = {}
+    for noise in surrogate.noises:
+        if noise.key is None:
+            total = total + matrix(noise, shape)
+        else:
+            shared[noise.key] = shared.get(noise.key, 0) + noise.columns().reshape(-1, shape[0], n)
+    for columns in shared.values():
+        total = total + torch.einsum("kbi,kbj->bij", columns, columns)
+    return total
+
+
+def check(surrogate: Surrogate, mean: Tensor, given: np.ndarray, *args: Any, **kwargs: Any) -> None:
+    """A surrogate against the reference, row by row."""
+    got = covariance(surrogate, given)
+    for row in range(BATCH):
+        expected = reference.linear(mean[row].numpy(), given[row], *args, **kwargs)
+        close(surrogate.mean[row], expected[0], f"mean of row {row}")
+        close(got[row], expected[1], f"covariance of row {row}")
+
+
+# ------------------------------------------------------------------- the rule
+
+
+@pytest.mark.parametrize("given_as", INPUTS)
+@pytest.mark.parametrize("bias", [None, "certain", "diagonal", "full"])
+@pytest.mark.parametrize("kind", [None, *KINDS])
+def test_linear_with_a_weight_posterior(kind, bias, given_as):
+    x, mean, given = value(given_as, N)
+    W, b = randn(M, N), randn(M)
+    drawn = posterior(kind, M, N) if kind else None
+    weight = Weight("weight", W, drawn.gaussian) if drawn else W
+    root = randn(M, M)
+    spread = {"diagonal": torch.rand(M, dtype=F64).diag(), "full": root @ root.T}.get(bias or "")
+    shift: Any = None if bias is None else b
+    if spread is not None:
+        shift = Weight("bias", b, Diagonal(spread.diagonal()) if bias == "diagonal" else Full(spread, (M,)))
+    check(
+        linear(Context(), x, weight, shift),
+        mean,
+        given,
+        W.numpy(),
+        None if bias is None else b.numpy(),
+        drawn.covariance if drawn else None,
+        spread.numpy() if spread is not None else None,
+    )
+
+
+@pytest.mark.parametrize("given_as", INPUTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_linear_with_a_joint_posterior_of_weight_and_bias(kind, given_as):
+    x, mean, given = value(given_as, N)
+    W, b = randn(M, N), randn(M)
+    drawn = posterior(kind, M, N + 1)
+    weight = Weight("weight", W, drawn.gaussian, partner="bias")
+    bias = Weight("bias", b, drawn.gaussian, partner="weight")
+    surrogate = linear(Context(), x, weight, bias)
+    check(surrogate, mean, given, W.numpy(), b.numpy(), drawn.covariance, joint=True)
+
+
+def test_linear_with_a_joint_posterior_needs_its_own_bias():
+    drawn = posterior("diagonal", M, N + 1).gaussian
+    weight = Weight("weight", randn(M, N), drawn, partner="bias")
+    with pytest.raises(UnsupportedOperation, match=r"`weight` shares one Gaussian with `bias`.*head"):
+        linear(Context(place="head"), randn(BATCH, N), weight, randn(M))
+
+
+@pytest.mark.parametrize("given_as", INPUTS)
+@pytest.mark.parametrize("joint", [False, True])
+def test_linear_at_positions_uses_one_draw_for_all(joint, given_as):
+    """Rows (batch, T, n): the weight and the bias are drawn once, so positions are correlated."""
+    x, mean, given = value(given_as, 3, N)
+    W, b = randn(M, N), randn(M)
+    drawn = posterior("diagonal", M, N + joint)
+    spread = torch.rand(M, dtype=F64)
+    weight = Weight("weight", W, drawn.gaussian, partner="bias" if joint else None)
+    bias = Weight(
+        "bias", b, drawn.gaussian if joint else Diagonal(spread), partner="weight" if joint else None
+    )
+    check(
+        linear(Context(), x, weight, bias),
+        mean,
+        given,
+        W.numpy(),
+        b.numpy(),
+        drawn.covariance,
+        None if joint else spread.diag().numpy(),
+        joint=joint,
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_linear_at_positions_refuses_other_posteriors(kind):
+    weight = Weight("weight", randn(M, N), posterior(kind, M, N).gaussian)
+    with pytest.raises(UnsupportedOperation, match=r"`weight` at head .*\(2, 3, 4\).*mean-field"):
+        linear(Context(place="head"), randn(BATCH, 3, N), weight)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("given_as", INPUTS)
+def test_linear_used_twice_is_one_draw(kind, given_as):
+    """Two uses of a weight are two positions of one use; with uncertain inputs, for posteriors diagonal over outputs."""
+    if given_as != "certain" and kind in ("kronecker", "full"):
+        pytest.skip("first order in the uncertainty of the input")
+    both, mean, given = value(given_as, 2, N)
+    if isinstance(both, Value) and both.diag is not None:
+        diags = [both.diag[:, t] for t in range(2)]
+    else:
+        diags = [None, None]
+    W = randn(M, N)
+    drawn = posterior(kind, M, N)
+    weight = Weight("weight", W, drawn.gaussian, uses=2)
+    ctx = Context()
+    uses = []
+    for t in range(2):
+        x: Any = mean[:, t]
+        if isinstance(both, Value):
+            x = Value(mean[:, t], diags[t], {k: block[:, :, t] for k, block in both.blocks.items()})
+        uses.append(linear(ctx, x, weight))
+    got = torch.zeros(BATCH, 2 * M, 2 * M, dtype=F64)
+    shared: dict[Any, Tensor] = {}
+    for t, use in enumerate(uses):
+        rows = slice(t * M, (t + 1) * M)
+        for noise in use.noises:
+            columns = torch.zeros(noise.columns().shape[0], BATCH, 2 * M, dtype=F64)
+            columns[..., rows] = noise.columns()
+            key = noise.key if noise.key is not None else object()
+            shared[key] = shared.get(key, 0) + columns
+    for columns in shared.values():
+        got += torch.einsum("kbi,kbj->bij", columns, columns)
+    for row in range(BATCH):
+        x0, zero = mean[row].numpy(), np.zeros_like(W.numpy())
+        expected = reference.linear(x0, given[row], zero, None, drawn.covariance)[1]
+        close(got[row], expected, f"noise of row {row}")
+
+
+@pytest.mark.parametrize("covers", ["weight", "bias", "both"])
+def test_linear_with_latents_and_a_certain_input_is_exact(covers):
+    """W = W̄ + Σ_k ε_k P_k and b = b̄ + Σ_k ε_k p_k: y − ȳ = Σ_k ε_k (P_k x + p_k)."""
+    x, W, b = randn(BATCH, N), randn(M, N), randn(M)
+    P, p = 0.5 * randn(2, M, N), 0.5 * randn(2, M)
+    own = posterior("diagonal", M, N)
+    weight = Weight("weight", W, own.gaussian, latents=P if covers != "bias" else None)
+    bias = Weight("bias", b, latents=p) if covers != "weight" else b
+    surrogate = linear(Context(), x, weight, bias)
+    got = covariance(surrogate, np.zeros((BATCH, N, N)))
+    for row in range(BATCH):
+        _, expected = reference.linear(x[row].numpy(), np.zeros((N, N)), W.numpy(), b.numpy(), own.covariance)
+        for k in range(2):
+            moved = np.zeros(M)
+            if covers != "bias":
+                moved += P[k].numpy() @ x[row].numpy()
+            if covers != "weight":
+                moved += p[k].numpy()
+            expected = expected + np.outer(moved, moved)
+        close(got[row], expected, f"covariance of row {row}")
+        # One key, one noise: what looks at variances alone sees the right ones too.
+        close(
+            sum(n.diag()[row] for n in surrogate.noises), np.diag(expected).copy(), f"variances of row {row}"
+        )
+
+
+@pytest.mark.parametrize("method", ["full", "dplr", "adjoint"])
+def test_latents_move_all_layers_together(method):
+    """Two layers, first order in ε: columns W₂P₁x + p₁… + P₂μ₁, and the second order as a diagonal at the second layer."""
+    model = nn.Sequential(nn.Linear(N, 5), nn.Linear(5, M)).double()
+    x = randn(BATCH, N)
+    latents = {
+        "0.weight": 0.3 * randn(2, 5, N),
+        "0.bias": 0.3 * randn(2, 5),
+        "1.weight": 0.3 * randn(2, M, 5),
+    }
+    predict = favour.compile(model, x, method=method, rank=8, posterior=Posterior({}, latents=latents))
+    got = predict(x)
+    W2, hidden = model[1].weight.detach(), model[0](x).detach()
+    first = torch.einsum("bn,kmn->kbm", x, latents["0.weight"]) + latents["0.bias"].unsqueeze(1)
+    second = first @ W2.T + torch.einsum("bn,kmn->kbm", hidden, latents["1.weight"])
+    rest = first.square().sum(0) @ latents["1.weight"].square().sum(0).T
+    close(got.mean, model(x).detach(), "mean")
+    expected = torch.einsum("kbi,kbj->bij", second, second) + rest.diag_embed()
+    close(got.covariance_matrix.detach(), expected, "covariance")
+
+
+@given(st.integers(0, 2), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2), st.sampled_from(KINDS))
+def test_linear_of_degenerate_shapes(batch, m, n, rank, kind):
+    """An empty batch, one input, one output, no columns: shapes hold and nothing is negative."""
+    torch.manual_seed(0)
+    x = Value(randn(batch, n), torch.zeros(batch, n, dtype=F64), {"a": randn(rank, batch, n)})
+    surrogate = linear(Context(), x, Weight("weight", randn(m, n), posterior(kind, m, n).gaussian))
+    assert surrogate.mean.shape == (batch, m)
+    for noise in surrogate.noises:
+        assert noise.diag().shape == (batch, m) and bool((noise.diag() >= 0).all())
+        assert noise.gram(randn(2, batch, m)).shape == (batch, 2, 2)
+
+
+def test_matrix_map_of_low_rank():
+    W = randn(5, 4)
+    left, values, right = np.linalg.svd(W.numpy(), full_matrices=False)
+    G = matrix_map(Context(), W)
+    assert G.compressed is not None
+    for q in (1, 2, 3):
+        H = G.compressed(q)
+        expected = torch.from_numpy((left[:, :q] * values[:q]) @ right[:q])
+        close(H.apply(torch.eye(4, dtype=F64)), expected.T, f"rank {q}")
+        close(H.transpose(torch.eye(5, dtype=F64)), expected, f"rank {q}, transposed")
+        v = torch.rand(2, 4, dtype=F64)
+        close(H.square(v), v @ W.square().T, "marginals take the weight itself")
+    assert G.compressed(4) is G
+
+
+# ------------------------------------------------ networks without activations
+
+
+class Net(nn.Module):
+    """linear–norm–dropout–linear–dropout–linear."""
+
+    def __init__(self, sizes: tuple[int, int, int, int] = (4, 5, 5, 3), rates: Any = (0.2, 0.4)) -> None:
+        super().__init__()
+        a, b, c, d = sizes
+        self.first, self.norm, self.drop = nn.Linear(a, b), nn.BatchNorm1d(b), nn.Dropout(rates[0])
+        self.second, self.again, self.last = nn.Linear(b, c), nn.Dropout(rates[1]), nn.Linear(c, d)
+        self.double().eval()
+        self.norm.running_mean.normal_()
+        self.norm.running_var.uniform_(0.5, 2.0)
+        nn.init.normal_(self.norm.weight)
+        nn.init.normal_(self.norm.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.again(self.second(self.drop(self.norm(self.first(x))))))
+
+
+def closed_form(
+    net: Net, draws: dict[str, dict[str, Any]], mean: np.ndarray, given: np.ndarray
+) -> tuple[Any, Any]:
+    def layer(name: str) -> tuple[str, dict[str, Any]]:
+        module = getattr(net, name)
+        known = {"weight": module.weight.detach().numpy(), "bias": module.bias.detach().numpy()}
+        return "linear", known | draws.get(name, {})
+
+    norm = net.norm
+    scale = (norm.weight / (norm.running_var + norm.eps).sqrt()).detach()
+    shift = (norm.bias - norm.running_mean * scale).detach()
+    layers = [
+        layer("first"),
+        ("affine", {"scale": scale.numpy(), "shift": shift.numpy()}),
+        ("dropout", {"p": net.drop.p}),
+        layer("second"),
+        ("dropout", {"p": net.again.p}),
+        layer("last"),
+    ]
+    return reference.network(layers, mean, given)
+
+
+def draw(
+    net: Net, kind: str, names: tuple[str, ...]
+) -> tuple[dict[Any, Gaussian], dict[str, dict[str, Any]]]:
+    """Posteriors for the named layers, as favour and as the reference take them."""
+    gaussians: dict[Any, Gaussian] = {}
+    draws: dict[str, dict[str, Any]] = {}
+    for name in names:
+        m, n = getattr(net, name).weight.shape
+        joint = kind.startswith("joint ")
+        drawn = posterior(kind.removeprefix("joint "), m, n + joint, scale=0.1)
+        if joint:
+            gaussians[f"{name}.weight", f"{name}.bias"] = drawn.gaussian
+            draws[name] = {"weight_covariance": drawn.covariance, "joint": True}
+        else:
+            spread = 0.1 * torch.rand(m, dtype=F64)
+            gaussians |= {f"{name}.weight": drawn.gaussian, f"{name}.bias": Diagonal(spread)}
+            draws[name] = {"weight_covariance": drawn.covariance, "bias_covariance": spread.diag().numpy()}
+    return gaussians, draws
+
+
+def compare(net: Net, predict: Any, x: Any, draws: dict[str, dict[str, Any]]) -> None:
+    with torch.no_grad():
+        got = predict(x)
+    mean = x.mean if isinstance(x, Belief) else x
+    n = mean.shape[1]
+    given = x.covariance_matrix.numpy() if isinstance(x, Belief) else np.zeros((len(mean), n, n))
+    for row in range(len(mean)):
+        expected = closed_form(net, draws, mean[row].numpy(), given[row])
+        close(got.mean[row], expected[0], f"mean of row {row}")
+        close(got.covariance_matrix[row], expected[1], f"covariance of row {row}")
+        close(got.variance[row], np.diag(expected[1]).copy(), f"variance of row {row}")
+
+
+ALL = ("first", "second", "last")
+EXACT = [("full", None), ("dplr", 5), ("dplr", 50), ("adjoint", 5)]
+POSTERIORS = [None, *KINDS, *(f"joint {kind}" for kind in KINDS)]
+
+
+@pytest.mark.parametrize("kind", POSTERIORS)
+@pytest.mark.parametrize("method, rank", EXACT)
+def test_network_without_activations_is_exact(method, rank, kind):
+    net = Net()
+    gaussians, draws = draw(net, kind, ALL) if kind else ({}, {})
+    x = randn(BATCH, 4)
+    compare(net, favour.compile(net, x, method=method, rank=rank, posterior=gaussians), x, draws)
+
+
+@pytest.mark.parametrize("kind", POSTERIORS)
+@pytest.mark.parametrize("method, rank", EXACT)
+def test_network_with_an_uncertain_input_is_exact(method, rank, kind):
+    net = Net()
+    gaussians, draws = draw(net, kind, ALL) if kind else ({}, {})
+    x = Belief(randn(BATCH, 4), 0.3 * torch.rand(BATCH, 4, dtype=F64), 0.5 * randn(2, BATCH, 4))
+    compare(net, favour.compile(net, x.mean, method=method, rank=rank, posterior=gaussians), x, draws)
+
+
+@pytest.mark.parametrize(
+    "kind, names",
+    [
+        (None, ()),
+        ("diagonal", ALL),
+        ("joint diagonal", ALL),
+        ("rows", ("first", "second")),
+        ("joint rows", ("first", "second")),
+        ("kronecker", ("second",)),
+        ("full", ("second",)),
+    ],
+)
+def test_adjoint_of_rank_0_is_exact_where_marginals_suffice(kind, names):
+    """Its forward sweep knows variances only. They are right up to the second layer, whose input is uncorrelated.
+
+    Mean-field weights and dropout need no more. Correlated rows do: they may not meet the last layer's correlated
+    input, and correlated outputs of the first layer would make the second layer's variances wrong.
+    """
+    net = Net()
+    gaussians, draws = draw(net, kind, names) if kind else ({}, {})
+    x = randn(BATCH, 4)
+    compare(net, favour.compile(net, x, method="adjoint", rank=0, posterior=gaussians), x, draws)
+
+
+@pytest.mark.parametrize("kind", ["rows", "kronecker", "full"])
+def test_adjoint_of_rank_0_is_first_order_otherwise(kind):
+    """The same comparison must fail where the noise needs more than marginals, or it compares nothing."""
+    net = Net()
+    gaussians, draws = draw(net, kind, ("last",))
+    x = randn(BATCH, 4)
+    with pytest.raises(AssertionError, match="covariance of row"):
+        compare(net, favour.compile(net, x, method="adjoint", rank=0, posterior=gaussians), x, draws)
+
+
+@pytest.mark.parametrize("method, rank", [("full", None), ("dplr", 40), ("adjoint", 40)])
+def test_output_too_wide_to_be_kept_dense(method, rank):
+    net = Net((4, 5, 5, 40))
+    x = randn(BATCH, 4)
+    compare(net, favour.compile(net, x, method=method, rank=rank), x, {})
+
+
+@pytest.mark.parametrize("method, rank", EXACT)
+def test_single_unit_layers(method, rank):
+    net = Net((1, 1, 1, 1))
+    gaussians, draws = draw(net, "full", ALL)
+    x = randn(1, 1)
+    compare(net, favour.compile(net, x, method=method, rank=rank, posterior=gaussians), x, draws)

@@ -1,0 +1,500 @@
+"""Every rule against dense matrices, Gaussian integrals and total variance; one body per property, all cases."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import cases
+import numpy as np
+import pytest
+import reference
+import torch
+from cases import CASES, F64, Batched, Case, Uncertain, of_kind
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+from torch.utils import _pytree as pytree
+
+from favour.errors import InvalidValue, UnsupportedOperation
+from favour.rules import RULES
+from favour.rules.__main__ import page
+from favour.rules.registry import rule
+from favour.rules.shape import broadcast
+from favour.surrogate import (
+    DenseNoise,
+    DiagonalNoise,
+    LatentNoise,
+    LinearMap,
+    Noise,
+    Surrogate,
+    compose,
+    diagonal_latent,
+    factor_noise,
+    identity,
+    scaling,
+)
+from favour.value import Context, Value
+
+MODES = ("price", "matched", "taylor")
+# Operations whose matrix is disjoint or not by values that the rule does not look at.
+BY_VALUE = ("linear", "addmm", "index_select", "where", "masked_fill")
+# What importing favour registers, and not what tests and doctests add later.
+REGISTERED = {str(overload): entry for overload, entry in RULES.items()}
+PAGE = page()
+
+
+def close(actual: Any, expected: Any, message: str = "", tolerance: float = 1e-10) -> None:
+    actual, expected = torch.as_tensor(actual, dtype=F64), torch.as_tensor(expected, dtype=F64)
+    assert_close(
+        actual, expected, atol=tolerance, rtol=tolerance, msg=lambda m: f"{message}: {m}" if message else m
+    )
+
+
+def every(*kinds: str) -> pytest.MarkDecorator:
+    chosen = of_kind(*kinds) if kinds else CASES
+    return pytest.mark.parametrize("case", chosen, ids=lambda c: f"{c.name}".replace("::", "."))
+
+
+class Call:
+    """A case's arguments, as the rule gets them and as plain tensors."""
+
+    def __init__(
+        self, case: Case, *, certain: bool = False, row: int | None = None, mode: str = "price"
+    ) -> None:
+        torch.manual_seed(0)
+        self.case, self.ctx = case, Context(activation=mode, module="layer", place="layer (model.py:1)")
+        self.rows = slice(None) if row is None else slice(row, row + 1)
+        self.leaves, self.spec = pytree.tree_flatten(tuple(case.build()))
+        self.values: dict[
+            int, Value
+        ] = {}  # by the identity of the Uncertain: one tensor read twice stays one
+        for leaf in self.leaves:
+            if isinstance(leaf, Uncertain) and id(leaf) not in self.values:
+                given = (leaf.mean[self.rows], leaf.diag[self.rows], {"z": leaf.factor[:, self.rows]})
+                self.values[id(leaf)] = Value(given[0], None, {}) if certain else Value(*given)
+
+    def _arguments(self, leaf: Any) -> Any:
+        return leaf.tensor[self.rows] if isinstance(leaf, Batched) else leaf
+
+    def surrogates(self) -> list[Surrogate]:
+        args = [self.values.get(id(leaf), self._arguments(leaf)) for leaf in self.leaves]
+        args = pytree.tree_unflatten(args, self.spec)
+        made = RULES[self.case.op].function(self.ctx, *args, **self.case.kwargs)
+        return made if isinstance(made, list) else [made]
+
+    def results(self, replaced: int | None = None, by: Tensor | None = None) -> list[Tensor]:
+        """The operation itself on the means, one of them replaced."""
+        args = []
+        for leaf in self.leaves:
+            if isinstance(leaf, Uncertain):
+                args.append(by if id(leaf) == replaced else self.values[id(leaf)].mean)
+            else:
+                args.append(self._arguments(leaf))
+        made = self.case.on_means(*pytree.tree_unflatten(args, self.spec))
+        return list(made) if isinstance(made, (list, tuple)) else [made]
+
+    def matrix(self, output: int, key: int) -> Tensor:
+        """The dense matrix from one uncertain argument to one result."""
+        return reference.dense_matrix(lambda t: self.results(key, t)[output], self.values[key].mean)
+
+
+def probe(*shape: int, dtype: torch.dtype = F64) -> Tensor:
+    """Small integers: sums of them are exact in float32 too."""
+    return torch.randint(-4, 5, shape).to(dtype)
+
+
+def dense(G: LinearMap, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """The matrix of a LinearMap, by applying it to the basis in its fold axis."""
+    n = math.prod(shape)
+    images = G.apply(torch.eye(n, dtype=dtype).reshape(n, *shape))
+    return images.reshape(n, -1).T
+
+
+def covariance(noise: Noise, shape: torch.Size) -> Tensor:
+    """N as (batch, n, n), from `matmul` on the basis."""
+    n = math.prod(shape[1:])
+    eye = torch.eye(n, dtype=F64).reshape(n, 1, *shape[1:]).expand(n, *shape)
+    return noise.matmul(eye).reshape(n, shape[0], n).permute(1, 2, 0)
+
+
+# ------------------------------------------------------------------ coverage
+
+
+def test_every_rule_has_a_case():
+    covered = {case.overload for case in CASES}
+    missing, extra = sorted(REGISTERED.keys() - covered), sorted(covered - REGISTERED.keys())
+    assert not missing and not extra, f"no case in tests/cases.py: {missing}; a case and no rule: {extra}"
+
+
+def test_case_names_are_distinct():
+    names = [case.name for case in CASES]
+    assert sorted(set(names)) == sorted(names)
+
+
+@every()
+def test_declared_exactness_fits_the_case(case):
+    allowed = {
+        "linear": {"exact"},
+        "dropout": {"exact"},
+        "scalar": {"moment-matched"},
+        "delta": {"linearised", "moment-matched"},  # a power may be either
+        "refused": {"exact", "moment-matched", "linearised", "refused"},
+    }
+    assert RULES[case.op].exactness in allowed[case.kind]
+
+
+@every("refused")
+def test_refusal_names_the_place(case):
+    with pytest.raises(UnsupportedOperation, match=r"layer|dimension 0|aten\.elu"):
+        Call(case).surrogates()
+
+
+def test_a_second_rule_needs_override():
+    overload = torch.ops.aten.relu.default
+    with pytest.raises(InvalidValue, match=r"aten\.relu\.default.*override=True"):
+        rule(overload)(lambda ctx, x: Surrogate(x.mean))
+
+
+def test_operations_page_is_up_to_date():
+    path = Path(__file__).parents[1] / "docs" / "operations.md"
+    assert path.read_text(encoding="utf-8") == PAGE, "run `python -m favour.rules > docs/operations.md`"
+
+
+# ------------------------------------------------------------- mean and maps
+
+
+@every("linear", "dropout")
+def test_map_equals_the_dense_matrix(case):
+    call = Call(case)
+    surrogates = call.surrogates()
+    assert len(surrogates) == len(call.results())
+    for i, surrogate in enumerate(surrogates):
+        for key, value in call.values.items():
+            expected = call.matrix(i, key)
+            total = torch.zeros_like(expected)
+            for x, G in surrogate.maps:
+                if x is value:
+                    total = total + dense(G, value.shape, value.mean.dtype)
+            close(total, expected, f"result {i}")
+
+
+@every("linear", "dropout", "scalar", "delta")
+def test_no_covariance_gives_the_operation_on_the_mean(case):
+    for mode in MODES if case.kind in ("scalar", "delta") else ("price",):
+        call = Call(case, certain=True, mode=mode)
+        for surrogate, expected in zip(call.surrogates(), call.results(), strict=True):
+            assert surrogate.mean.shape == expected.shape
+            assert surrogate.mean.dtype == expected.dtype
+            close(surrogate.mean, expected, mode, 1e-13)
+            for noise in surrogate.noises if case.kind != "dropout" else ():
+                assert torch.count_nonzero(noise.diag()) == 0, f"{mode}: noise without any uncertainty"
+
+
+@every("linear")
+def test_mean_does_not_depend_on_the_covariance(case):
+    call = Call(case)
+    for surrogate, expected in zip(call.surrogates(), call.results(), strict=True):
+        close(surrogate.mean, expected)
+        assert surrogate.noises == []
+
+
+@every("linear", "dropout", "scalar", "delta")
+def test_transpose_is_the_adjoint_of_apply(case):
+    for surrogate in Call(case).surrogates():
+        for x, G in surrogate.maps:
+            d = probe(2, *x.shape, dtype=x.mean.dtype)
+            g = probe(2, *surrogate.mean.shape, dtype=surrogate.mean.dtype)
+            forward, back = G.apply(d), G.transpose(g)
+            assert forward.shape == g.shape and forward.dtype == g.dtype
+            assert back.shape == d.shape and back.dtype == d.dtype
+            left = (forward.double() * g.double()).flatten(1).sum(1)
+            close(left, (d.double() * back.double()).flatten(1).sum(1))
+
+
+@every("linear", "dropout", "scalar", "delta")
+def test_square_is_the_squared_matrix(case):
+    for surrogate in Call(case).surrogates():
+        for x, G in surrogate.maps:
+            v = probe(*x.shape, dtype=x.mean.dtype).abs()
+            matrix = dense(G, x.shape, x.mean.dtype)
+            got = G.square(v)
+            assert got.shape == surrogate.mean.shape and got.dtype == surrogate.mean.dtype
+            close(got.reshape(-1), matrix.square() @ v.reshape(-1).to(matrix.dtype))
+
+
+@every("linear", "dropout", "scalar", "delta")
+def test_disjoint_means_one_output_for_each_input(case):
+    for surrogate in Call(case).surrogates():
+        for x, G in surrogate.maps:
+            most = torch.count_nonzero(dense(G, x.shape, x.mean.dtype), dim=0).max()
+            if G.disjoint:
+                assert most <= 1, f"declared disjoint, but an input feeds {most} outputs"
+            elif case.overload.split(".")[1] not in BY_VALUE:
+                assert most > 1, "disjoint, and not declared so"
+
+
+@every("linear", "dropout", "scalar", "delta")
+def test_batching_equals_looping(case):
+    if not case.per_row:
+        pytest.skip("a row of the batch is not a call of its own")
+    together = Call(case).surrogates()
+    for row in range(cases.BATCH):
+        for whole, alone in zip(together, Call(case, row=row).surrogates(), strict=True):
+            rows = slice(row, row + 1)
+            close(alone.mean, whole.mean[rows], f"mean of row {row}")
+            for (x, G), (one, H) in zip(whole.maps, alone.maps, strict=True):
+                d = probe(2, *x.shape, dtype=x.mean.dtype)
+                close(H.apply(d[:, rows]), G.apply(d)[:, rows], f"map of row {row}")
+                close(H.square(one.variance), G.square(x.variance)[rows], f"square of row {row}")
+            for noise, part in zip(whole.noises, alone.noises, strict=True):
+                close(part.diag(), noise.diag()[rows], f"noise of row {row}")
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=4),
+    st.integers(0, 2),
+)
+def test_broadcast_of_any_shape(sizes, lead):
+    out = [2] * lead + [size for size, _ in sizes]
+    shape = torch.Size([1 if thin else size for size, thin in sizes])
+    G = broadcast(shape, out)
+    expected = reference.dense_matrix(lambda t: t.expand(out).clone(), torch.zeros(shape, dtype=F64))
+    if expected.numel():
+        close(dense(G, shape, F64), expected)
+        g = probe(3, *out)
+        close(G.transpose(g).reshape(3, -1), g.reshape(3, -1) @ expected)
+        assert not G.disjoint or torch.count_nonzero(expected, dim=0).max() <= 1
+
+
+def test_compose_and_identity():
+    shape, out = torch.Size([3, 1]), (3, 4)
+    factor = probe(*out)
+    G = compose(scaling(factor), broadcast(shape, out))
+    matrix = dense(broadcast(shape, out), shape, F64) * factor.reshape(-1, 1)
+    close(dense(G, shape, F64), matrix)
+    close(G.square(probe(*shape).abs()).shape, out)
+    v = torch.rand(shape, dtype=F64)
+    close(G.square(v).reshape(-1), matrix.square() @ v.reshape(-1))
+    assert not G.disjoint and compose(identity(), scaling(2.0)).disjoint
+
+
+# -------------------------------------------------------------------- noises
+
+
+def noises() -> dict[str, tuple[Noise, torch.Size]]:
+    torch.manual_seed(0)
+    root = torch.randn(3, 4, 4, dtype=F64)
+    low = torch.randn(3, 4, 2, dtype=F64)
+    columns = torch.randn(5, 3, 2, 2, dtype=F64)
+    B = torch.randn(3, 4, 6, dtype=F64)
+    latent = LatentNoise(
+        lambda z: torch.einsum("bnk,fbk->fbn", B, z.flatten(2)),
+        lambda g: torch.einsum("bnk,fbn->fbk", B, g).unflatten(-1, (2, 3)),
+        B.square().sum(-1),
+        (2, 3),
+    )
+    event, image = torch.Size([3, 4]), torch.Size([3, 2, 2])
+    return {
+        "diagonal": (DiagonalNoise(torch.rand(event, dtype=F64)), event),
+        "diagonal image": (DiagonalNoise(torch.rand(image, dtype=F64)), image),
+        "one number": (DiagonalNoise(torch.rand(3, dtype=F64)), torch.Size([3])),
+        "dense": (DenseNoise(root @ root.mT), event),
+        "dense, singular": (DenseNoise(low @ low.mT), event),
+        "dense, scaled": (DenseNoise((root @ root.mT)[:1], torch.rand(3, dtype=F64)), event),
+        "dense, scaled by 0": (DenseNoise((root @ root.mT)[:1], torch.zeros(3, dtype=F64)), event),
+        "latent": (latent, event),
+        "factor": (factor_noise(columns, "key", ""), image),
+        "factor of rank 0": (factor_noise(columns[:0], "key", ""), image),
+        "diagonal latent": (diagonal_latent(torch.randn(image, dtype=F64), "key", ""), image),
+    }
+
+
+NOISY = {case.name: case for case in of_kind("dropout", "scalar", "delta")}
+
+
+@pytest.mark.parametrize("name", [*noises(), *NOISY])
+def test_noise_is_one_psd_covariance(name):
+    if name in NOISY:
+        surrogate = Call(NOISY[name]).surrogates()[0]
+        found = [(noise, surrogate.mean.shape) for noise in surrogate.noises]
+    else:
+        found = [noises()[name]]
+    for noise, shape in found:
+        N = covariance(noise, shape)  # (batch, n, n)
+        batch, n = N.shape[:2]
+        close(N, N.mT, "symmetry")
+        assert noise.diag().shape == shape
+        close(noise.diag().reshape(batch, n), N.diagonal(dim1=1, dim2=2), "diag")
+        least, largest = torch.linalg.eigvalsh(N).aminmax()
+        assert least >= -1e-12 * max(1.0, largest.item()), f"eigenvalue {least}"
+        g = probe(3, *shape)
+        flat = g.reshape(3, batch, n)
+        close(noise.gram(g), torch.einsum("fbn,bnm,gbm->bfg", flat, N, flat), "gram")
+        columns = noise.columns()
+        assert columns.shape[1:] == shape
+        flat = columns.reshape(-1, batch, n)
+        close(torch.einsum("kbn,kbm->bnm", flat, flat), N, "columns")
+
+
+@every("dropout")
+def test_dropout_adds_the_total_variance(case):
+    call = Call(case)
+    (surrogate,) = call.surrogates()
+    x, p, live = (call.values.get(id(leaf), leaf) for leaf in call.leaves)
+    mean = x.mean if isinstance(x, Value) else x.tensor
+    variance = x.variance if isinstance(x, Value) else torch.zeros_like(mean)
+    got = torch.zeros_like(mean)
+    for part, G in surrogate.maps:
+        got = got + G.square(part.variance)
+    for noise in surrogate.noises:
+        got = got + noise.diag()
+    for row in range(len(mean)):
+        rates = np.broadcast_to(p, mean.shape[1:]).flatten() if live else 0.0
+        start = mean[row].reshape(-1).numpy(), np.diag(variance[row].reshape(-1).numpy())
+        expected = reference.dropout(*start, rates)
+        close(surrogate.mean[row].reshape(-1), expected[0])
+        close(got[row].reshape(-1), np.diag(expected[1]).copy(), f"row {row}")
+
+
+# ------------------------------------------------------ element-wise functions
+
+
+def entries(case: Case) -> list[tuple[float, float, Any]]:
+    """(mean, variance, f) of each entry of the case's tensor; f may differ between entries."""
+    torch.manual_seed(0)
+    given, *rest = case.build()
+    mean, variance = given.mean, given.variance
+    found = []
+    for index in np.ndindex(*mean.shape):
+
+        def f(t: Tensor, index: tuple[int, ...] = index) -> Tensor:
+            whole = mean.expand(*t.shape, *mean.shape).clone()
+            whole[(..., *index)] = t
+            if case.overload.startswith("aten.prelu") and rest[0].numel() > 1:  # channels are dimension 1
+                y = case.on_means(whole.reshape(-1, mean.shape[-1]), *rest).reshape(whole.shape)
+            else:
+                y = case.on_means(whole, *rest)
+            return y[(..., *index)]
+
+        found.append((mean[index].item(), variance[index].item(), f))
+    return found
+
+
+@cache
+def integrals(case: Case) -> tuple[Tensor, Tensor, Tensor]:
+    """E[f], Var f and E[f′] by quadrature, of the tensor's shape."""
+    rows = [
+        reference.gaussian_moments(lambda t, f=f: f(torch.from_numpy(t)).numpy(), m, v, case.kinks)
+        for m, v, f in entries(case)
+    ]
+    return tuple(torch.tensor(part, dtype=F64).reshape(cases.BATCH, -1) for part in zip(*rows, strict=True))
+
+
+@cache
+def derivatives(case: Case) -> tuple[Tensor, Tensor, Tensor]:
+    """f, f′ and f″ at the mean: by autograd, which for some f with kinks keeps its constants in float32, or by a stencil."""
+    parts = []
+    for m, _, f in entries(case):
+        if case.kind == "scalar":
+            h = 1e-3
+            y, a, b, c, d = f(torch.tensor([m, m - 2 * h, m - h, m + h, m + 2 * h], dtype=F64)).tolist()
+            parts.append((y, (a - 8 * b + 8 * c - d) / (12 * h), math.nan))
+            continue
+        t = torch.tensor(m, dtype=F64, requires_grad=True)
+        y = f(t)
+        (first,) = torch.autograd.grad(y, t, create_graph=True)
+        (second,) = torch.autograd.grad(first, t)
+        parts.append((y.item(), first.item(), second.item()))
+    return tuple(torch.tensor(part, dtype=F64).reshape(cases.BATCH, -1) for part in zip(*parts, strict=True))
+
+
+def slope(surrogate: Surrogate) -> Tensor:
+    ((_, G),) = surrogate.maps
+    return G.apply(torch.ones_like(surrogate.mean).unsqueeze(0)).squeeze(0)
+
+
+def total(surrogate: Surrogate) -> Tensor:
+    """Marginal variances of the surrogate."""
+    ((x, G),) = surrogate.maps
+    return G.square(x.variance) + sum(noise.diag() for noise in surrogate.noises)
+
+
+@every("scalar")
+def test_price_mode_has_the_moments_of_the_function(case):
+    mean, variance, tilt = integrals(case)
+    (surrogate,) = Call(case, mode="price").surrogates()
+    close(surrogate.mean, mean, "E[f]")
+    close(total(surrogate), variance, "Var f")
+    close(slope(surrogate), tilt, "E[f′]")
+
+
+@every("scalar")
+def test_matched_mode_has_the_variance_in_its_slope(case):
+    mean, variance, _ = integrals(case)
+    call = Call(case, mode="matched")
+    (surrogate,) = call.surrogates()
+    ((x, _),) = surrogate.maps
+    assert surrogate.noises == []
+    close(surrogate.mean, mean, "E[f]")
+    close(slope(surrogate), (variance / x.variance).sqrt(), "slope", 1e-8)
+    close(total(surrogate), variance, "Var f")
+
+
+@every("scalar")
+def test_taylor_mode_has_the_slope_at_the_mean(case):
+    mean, _, _ = integrals(case)
+    _, first, _ = derivatives(case)
+    (surrogate,) = Call(case, mode="taylor").surrogates()
+    assert surrogate.noises == []
+    close(surrogate.mean, mean, "E[f]")
+    smooth = torch.ones_like(mean, dtype=torch.bool)
+    ((x, _),) = surrogate.maps
+    for kink in case.kinks:  # any slope between the two sides will do there
+        smooth &= x.mean != kink
+    close(slope(surrogate)[smooth], first[smooth], "f′(μ)", 1e-9)
+
+
+@every("delta")
+@pytest.mark.parametrize("mode", MODES)
+def test_delta_method_is_second_order(case, mode):
+    value, first, second = derivatives(case)
+    (surrogate,) = Call(case, mode=mode).surrogates()
+    ((x, _),) = surrogate.maps
+    v = x.variance
+    close(surrogate.mean, value + second * v / 2, "E[f]")
+    spread = first.square() * v + (second * v).square() / 2  # Var of f + f′d + ½f″d² for Gaussian d
+    if mode == "taylor":
+        close(slope(surrogate), first, "f′(μ)")
+    else:
+        close(total(surrogate), spread, "Var f")
+
+
+@pytest.mark.parametrize(
+    "name", ["aten.relu.default", "aten.gelu.default", "aten.tanh.default", "aten.exp.default", "aten.elu.default",
+             "aten.hardtanh.default", "aten.square.default", "aten.log.default", "aten.batch_norm.default",
+             "aten.linear.default", "aten.dropout.default [rates]"],
+)  # fmt: skip
+@pytest.mark.parametrize("mode", ["price", "matched"])
+def test_gradients_in_the_input_mean_and_variance(name, mode):
+    (case,) = [c for c in CASES if c.name == name]
+    if mode == "matched" and case.kind not in ("scalar", "delta"):
+        pytest.skip("no activation")
+    call = Call(case)
+    (key,) = call.values
+    start = call.values[key]
+
+    def moments(mean: Tensor, diag: Tensor) -> tuple[Tensor, Tensor]:
+        call.values[key] = Value(mean, diag, dict(start.blocks))
+        call.ctx.activation = mode
+        (surrogate,) = call.surrogates()
+        noise = sum((n.diag() for n in surrogate.noises), torch.zeros_like(surrogate.mean))
+        ((x, G),) = surrogate.maps
+        return surrogate.mean, G.square(x.variance) + noise
+
+    # Away from the kinks' own lines of symmetry, where one-sided differences would be compared.
+    point = start.mean.clone() + 0.013
+    assert torch.autograd.gradcheck(moments, (point.requires_grad_(), start.diag.clone().requires_grad_()))
