@@ -1,8 +1,8 @@
 """Named cases for every operation that has a rule. Independent of favour.
 
-A case names an aten overload and builds its arguments: float64, small, the batch in front. Uncertain tensors are
-`Uncertain`, known tensors with a batch axis are `Batched`, everything else is passed on as it is. The kind says what the
-operation is, and with that which reference it is held against:
+A case names an aten overload and builds its arguments: float64, small, the batch in front. Uncertain tensors
+are `Uncertain`, known tensors with a batch axis are `Batched`, everything else is passed on as it is. The
+kind says what the operation is, and with that which reference it is held against:
 
     linear    affine in its uncertain arguments: the dense matrix, from basis vectors
     scalar    y = f(x) element by element: Gaussian integrals of f

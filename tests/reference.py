@@ -37,7 +37,7 @@ def dense_matrix(op: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
 def gaussian_moments(
     f: Callable[[Array], Array], mean: float, variance: float, kinks: Sequence[float] = ()
 ) -> tuple[float, float, float]:
-    """E[f(x)], Var f(x) and Cov(f(x), x)/variance for x ~ N(mean, variance), by Gauss–Legendre on short pieces.
+    """E[f(x)], Var f(x) and Cov(f(x), x)/variance for x ~ N(mean, variance), by Gauss–Legendre quadrature.
 
     Pieces of half a standard deviation out to 14 of them, cut where f is not smooth.
     """
@@ -87,7 +87,7 @@ def linear(
     bias_covariance: Array | None = None,
     joint: bool = False,
 ) -> tuple[Array, Array]:
-    """Mean and covariance of y_t = W x_t + b over positions t, for x with any mean and covariance, W and b random.
+    """Mean and covariance of y_t = W x_t + b over positions t, for random x, W and b, x independent of both.
 
         Cov(y_ti, y_sk) = Σ_jl W_ij W_kl Cov(x_tj, x_sl) + Σ_jl Cov(W_ij, W_kl) E[x_tj x_sl] + Cov(b_i, b_k)
 
@@ -131,7 +131,7 @@ def linear(
 
 
 def dropout(mean: Array, covariance: Array, p: Array | float) -> tuple[Array, Array]:
-    """x_i D_i with D_i ∈ {0, 1/q_i}, P(D_i = 0) = p_i: Var[D_i x_i] = E[x_i²] E[D_i²] − E[x_i]², the rest unchanged."""
+    """x_i D_i with D_i = 0 or 1/q_i: Var[x_i D_i] = E[x_i²] E[D_i²] − E[x_i]², covariances unchanged."""
     rates = np.broadcast_to(p, mean.shape)
     result = covariance.copy()
     for i in range(len(mean)):

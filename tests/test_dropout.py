@@ -1,7 +1,8 @@
-"""Dropout through whole networks: rates, overrides, and where in the network it stands, against total variance."""
+"""Dropout through whole networks: rates, overrides, and where it stands, against total variance."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ def close(actual: Any, expected: Any, message: str) -> None:
 
 
 def linears(*sizes: int) -> list[nn.Linear]:
-    return [nn.Linear(n, m).double() for n, m in zip(sizes[:-1], sizes[1:], strict=True)]
+    return [nn.Linear(n, m).double() for n, m in pairwise(sizes)]
 
 
 def compare(

@@ -1,8 +1,4 @@
-"""Linear layers with every kind of weight posterior against the paper's equation (1) in loops; networks without activations.
-
-Without activations every step of a network has a closed form, so that `full`, `dplr` of full rank and `adjoint` are
-exact, whatever the weights' posterior.
-"""
+"""Linear layers with every kind of weight posterior, against the paper's equation (1) in loops."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import favour
-from favour import Belief, Diagonal, Full, Kronecker, Posterior, Rows
+from favour import Diagonal, Full, Kronecker, Posterior, Rows
 from favour.errors import UnsupportedOperation
 from favour.posterior import Gaussian
 from favour.rules.linear import linear, matrix_map
@@ -71,7 +67,7 @@ def posterior(kind: str, m: int, n: int, scale: float = 0.3) -> Random:
 
 
 def value(kind: str, *event: int) -> tuple[Any, Tensor, np.ndarray]:
-    """An input: what the rule gets, its mean, and its dense covariance (batch, n, n) over the flattened event."""
+    """An input: what the rule gets, its mean, and its dense covariance (batch, n, n), event flattened."""
     shape = (BATCH, *event)
     mean = randn(*shape)
     n = mean[0].numel()
@@ -89,10 +85,17 @@ def value(kind: str, *event: int) -> tuple[Any, Tensor, np.ndarray]:
     return Value(mean, diag, dict(blocks)), mean, dense.numpy()
 
 
-def matrix(noise: Noise, shape: torch.Size) -> Tensor:
-    """N as (batch, n, n), from its columns."""
-    columns = noise.columns().expand(-1, *shape).reshape(-1, shape[0], shape[1:].numel())
-    return torch.einsum("kbi,kbj->bij", columns, columns)
+def columns_of(noise: Noise, shape: torch.Size) -> Tensor:
+    """A noise's columns, (k, batch, n), after a check that its other methods tell of the same covariance."""
+    n = shape[1:].numel()
+    columns = noise.columns().expand(-1, *shape).reshape(-1, shape[0], n)
+    N = torch.einsum("kbi,kbj->bij", columns, columns)
+    close(noise.diag().reshape(shape[0], n), N.diagonal(dim1=1, dim2=2), "diag of a noise")
+    g = randn(2, *shape)
+    flat = g.reshape(2, shape[0], n)
+    close(noise.matmul(g).reshape(2, shape[0], n), torch.einsum("bij,fbj->fbi", N, flat), "matmul of a noise")
+    close(noise.gram(g), torch.einsum("fbi,bij,gbj->bfg", flat, N, flat), "gram of a noise")
+    return columns
 
 
 def covariance(surrogate: Surrogate, given: np.ndarray) -> Tensor:
@@ -106,11 +109,9 @@ def covariance(surrogate: Surrogate, given: np.ndarray) -> Tensor:
         J = G.apply(eye).reshape(size, shape[0], n).permute(1, 2, 0)
         total = total + J @ torch.from_numpy(given) @ J.mT
     shared: dict[Any, Tensor] = {}
-    for noise in surrogate.noises:
-        if noise.key is None:
-            total = total + matrix(noise, shape)
-        else:
-            shared[noise.key] = shared.get(noise.key, 0) + noise.columns().reshape(-1, shape[0], n)
+    for i, noise in enumerate(surrogate.noises):
+        key = i if noise.key is None else noise.key
+        shared[key] = shared.get(key, 0) + columns_of(noise, shape)
     for columns in shared.values():
         total = total + torch.einsum("kbi,kbj->bij", columns, columns)
     return total
@@ -204,39 +205,32 @@ def test_linear_at_positions_refuses_other_posteriors(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("given_as", INPUTS)
-def test_linear_used_twice_is_one_draw(kind, given_as):
-    """Two uses of a weight are two positions of one use; with uncertain inputs, for posteriors diagonal over outputs."""
+def test_linear_used_thrice_is_one_draw(kind, given_as):
+    """Three uses of a weight are three positions of one use."""
     if given_as != "certain" and kind in ("kronecker", "full"):
         pytest.skip("first order in the uncertainty of the input")
-    both, mean, given = value(given_as, 2, N)
-    if isinstance(both, Value) and both.diag is not None:
-        diags = [both.diag[:, t] for t in range(2)]
-    else:
-        diags = [None, None]
+    whole, mean, given = value(given_as, 3, N)
     W = randn(M, N)
     drawn = posterior(kind, M, N)
-    weight = Weight("weight", W, drawn.gaussian, uses=2)
+    weight = Weight("weight", W, drawn.gaussian, uses=3)
     ctx = Context()
-    uses = []
-    for t in range(2):
-        x: Any = mean[:, t]
-        if isinstance(both, Value):
-            x = Value(mean[:, t], diags[t], {k: block[:, :, t] for k, block in both.blocks.items()})
-        uses.append(linear(ctx, x, weight))
-    got = torch.zeros(BATCH, 2 * M, 2 * M, dtype=F64)
     shared: dict[Any, Tensor] = {}
-    for t, use in enumerate(uses):
-        rows = slice(t * M, (t + 1) * M)
+    for t in range(3):
+        x: Any = mean[:, t]
+        if isinstance(whole, Value):
+            diag = None if whole.diag is None else whole.diag[:, t]
+            x = Value(mean[:, t], diag, {name: block[:, :, t] for name, block in whole.blocks.items()})
+        use = linear(ctx, x, weight)
         for noise in use.noises:
-            columns = torch.zeros(noise.columns().shape[0], BATCH, 2 * M, dtype=F64)
-            columns[..., rows] = noise.columns()
-            key = noise.key if noise.key is not None else object()
+            own = columns_of(noise, use.mean.shape)
+            columns = torch.zeros(len(own), BATCH, 3 * M, dtype=F64)
+            columns[..., t * M : (t + 1) * M] = own
+            key = object() if noise.key is None else noise.key
             shared[key] = shared.get(key, 0) + columns
-    for columns in shared.values():
-        got += torch.einsum("kbi,kbj->bij", columns, columns)
+    got = sum(torch.einsum("kbi,kbj->bij", columns, columns) for columns in shared.values())
     for row in range(BATCH):
-        x0, zero = mean[row].numpy(), np.zeros_like(W.numpy())
-        expected = reference.linear(x0, given[row], zero, None, drawn.covariance)[1]
+        known = np.zeros((M, N))  # without the part that x itself brings along
+        expected = reference.linear(mean[row].numpy(), given[row], known, None, drawn.covariance)[1]
         close(got[row], expected, f"noise of row {row}")
 
 
@@ -268,7 +262,7 @@ def test_linear_with_latents_and_a_certain_input_is_exact(covers):
 
 @pytest.mark.parametrize("method", ["full", "dplr", "adjoint"])
 def test_latents_move_all_layers_together(method):
-    """Two layers, first order in ε: columns W₂P₁x + p₁… + P₂μ₁, and the second order as a diagonal at the second layer."""
+    """Two layers: columns W₂(P₁x + p₁) + P₂μ₁; the second order in ε is a diagonal at the second layer."""
     model = nn.Sequential(nn.Linear(N, 5), nn.Linear(5, M)).double()
     x = randn(BATCH, N)
     latents = {
@@ -312,151 +306,3 @@ def test_matrix_map_of_low_rank():
         v = torch.rand(2, 4, dtype=F64)
         close(H.square(v), v @ W.square().T, "marginals take the weight itself")
     assert G.compressed(4) is G
-
-
-# ------------------------------------------------ networks without activations
-
-
-class Net(nn.Module):
-    """linear–norm–dropout–linear–dropout–linear."""
-
-    def __init__(self, sizes: tuple[int, int, int, int] = (4, 5, 5, 3), rates: Any = (0.2, 0.4)) -> None:
-        super().__init__()
-        a, b, c, d = sizes
-        self.first, self.norm, self.drop = nn.Linear(a, b), nn.BatchNorm1d(b), nn.Dropout(rates[0])
-        self.second, self.again, self.last = nn.Linear(b, c), nn.Dropout(rates[1]), nn.Linear(c, d)
-        self.double().eval()
-        self.norm.running_mean.normal_()
-        self.norm.running_var.uniform_(0.5, 2.0)
-        nn.init.normal_(self.norm.weight)
-        nn.init.normal_(self.norm.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.again(self.second(self.drop(self.norm(self.first(x))))))
-
-
-def closed_form(
-    net: Net, draws: dict[str, dict[str, Any]], mean: np.ndarray, given: np.ndarray
-) -> tuple[Any, Any]:
-    def layer(name: str) -> tuple[str, dict[str, Any]]:
-        module = getattr(net, name)
-        known = {"weight": module.weight.detach().numpy(), "bias": module.bias.detach().numpy()}
-        return "linear", known | draws.get(name, {})
-
-    norm = net.norm
-    scale = (norm.weight / (norm.running_var + norm.eps).sqrt()).detach()
-    shift = (norm.bias - norm.running_mean * scale).detach()
-    layers = [
-        layer("first"),
-        ("affine", {"scale": scale.numpy(), "shift": shift.numpy()}),
-        ("dropout", {"p": net.drop.p}),
-        layer("second"),
-        ("dropout", {"p": net.again.p}),
-        layer("last"),
-    ]
-    return reference.network(layers, mean, given)
-
-
-def draw(
-    net: Net, kind: str, names: tuple[str, ...]
-) -> tuple[dict[Any, Gaussian], dict[str, dict[str, Any]]]:
-    """Posteriors for the named layers, as favour and as the reference take them."""
-    gaussians: dict[Any, Gaussian] = {}
-    draws: dict[str, dict[str, Any]] = {}
-    for name in names:
-        m, n = getattr(net, name).weight.shape
-        joint = kind.startswith("joint ")
-        drawn = posterior(kind.removeprefix("joint "), m, n + joint, scale=0.1)
-        if joint:
-            gaussians[f"{name}.weight", f"{name}.bias"] = drawn.gaussian
-            draws[name] = {"weight_covariance": drawn.covariance, "joint": True}
-        else:
-            spread = 0.1 * torch.rand(m, dtype=F64)
-            gaussians |= {f"{name}.weight": drawn.gaussian, f"{name}.bias": Diagonal(spread)}
-            draws[name] = {"weight_covariance": drawn.covariance, "bias_covariance": spread.diag().numpy()}
-    return gaussians, draws
-
-
-def compare(net: Net, predict: Any, x: Any, draws: dict[str, dict[str, Any]]) -> None:
-    with torch.no_grad():
-        got = predict(x)
-    mean = x.mean if isinstance(x, Belief) else x
-    n = mean.shape[1]
-    given = x.covariance_matrix.numpy() if isinstance(x, Belief) else np.zeros((len(mean), n, n))
-    for row in range(len(mean)):
-        expected = closed_form(net, draws, mean[row].numpy(), given[row])
-        close(got.mean[row], expected[0], f"mean of row {row}")
-        close(got.covariance_matrix[row], expected[1], f"covariance of row {row}")
-        close(got.variance[row], np.diag(expected[1]).copy(), f"variance of row {row}")
-
-
-ALL = ("first", "second", "last")
-EXACT = [("full", None), ("dplr", 5), ("dplr", 50), ("adjoint", 5)]
-POSTERIORS = [None, *KINDS, *(f"joint {kind}" for kind in KINDS)]
-
-
-@pytest.mark.parametrize("kind", POSTERIORS)
-@pytest.mark.parametrize("method, rank", EXACT)
-def test_network_without_activations_is_exact(method, rank, kind):
-    net = Net()
-    gaussians, draws = draw(net, kind, ALL) if kind else ({}, {})
-    x = randn(BATCH, 4)
-    compare(net, favour.compile(net, x, method=method, rank=rank, posterior=gaussians), x, draws)
-
-
-@pytest.mark.parametrize("kind", POSTERIORS)
-@pytest.mark.parametrize("method, rank", EXACT)
-def test_network_with_an_uncertain_input_is_exact(method, rank, kind):
-    net = Net()
-    gaussians, draws = draw(net, kind, ALL) if kind else ({}, {})
-    x = Belief(randn(BATCH, 4), 0.3 * torch.rand(BATCH, 4, dtype=F64), 0.5 * randn(2, BATCH, 4))
-    compare(net, favour.compile(net, x.mean, method=method, rank=rank, posterior=gaussians), x, draws)
-
-
-@pytest.mark.parametrize(
-    "kind, names",
-    [
-        (None, ()),
-        ("diagonal", ALL),
-        ("joint diagonal", ALL),
-        ("rows", ("first", "second")),
-        ("joint rows", ("first", "second")),
-        ("kronecker", ("second",)),
-        ("full", ("second",)),
-    ],
-)
-def test_adjoint_of_rank_0_is_exact_where_marginals_suffice(kind, names):
-    """Its forward sweep knows variances only. They are right up to the second layer, whose input is uncorrelated.
-
-    Mean-field weights and dropout need no more. Correlated rows do: they may not meet the last layer's correlated
-    input, and correlated outputs of the first layer would make the second layer's variances wrong.
-    """
-    net = Net()
-    gaussians, draws = draw(net, kind, names) if kind else ({}, {})
-    x = randn(BATCH, 4)
-    compare(net, favour.compile(net, x, method="adjoint", rank=0, posterior=gaussians), x, draws)
-
-
-@pytest.mark.parametrize("kind", ["rows", "kronecker", "full"])
-def test_adjoint_of_rank_0_is_first_order_otherwise(kind):
-    """The same comparison must fail where the noise needs more than marginals, or it compares nothing."""
-    net = Net()
-    gaussians, draws = draw(net, kind, ("last",))
-    x = randn(BATCH, 4)
-    with pytest.raises(AssertionError, match="covariance of row"):
-        compare(net, favour.compile(net, x, method="adjoint", rank=0, posterior=gaussians), x, draws)
-
-
-@pytest.mark.parametrize("method, rank", [("full", None), ("dplr", 40), ("adjoint", 40)])
-def test_output_too_wide_to_be_kept_dense(method, rank):
-    net = Net((4, 5, 5, 40))
-    x = randn(BATCH, 4)
-    compare(net, favour.compile(net, x, method=method, rank=rank), x, {})
-
-
-@pytest.mark.parametrize("method, rank", EXACT)
-def test_single_unit_layers(method, rank):
-    net = Net((1, 1, 1, 1))
-    gaussians, draws = draw(net, "full", ALL)
-    x = randn(1, 1)
-    compare(net, favour.compile(net, x, method=method, rank=rank, posterior=gaussians), x, draws)

@@ -1,23 +1,18 @@
-"""Every rule against dense matrices, Gaussian integrals and total variance; one body per property, all cases."""
+"""Every rule against dense matrices and total variance: one body per property, all cases."""
 
 from __future__ import annotations
 
-import math
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import cases
 import numpy as np
 import pytest
 import reference
 import torch
-from cases import CASES, F64, Batched, Case, Uncertain, of_kind
+from calls import MODES, Call, close, covariance, dense, every, probe
+from cases import CASES, F64, of_kind
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
-from torch.testing import assert_close
-from torch.utils import _pytree as pytree
 
 from favour.errors import InvalidValue, UnsupportedOperation
 from favour.rules import RULES
@@ -28,7 +23,6 @@ from favour.surrogate import (
     DenseNoise,
     DiagonalNoise,
     LatentNoise,
-    LinearMap,
     Noise,
     Surrogate,
     compose,
@@ -37,88 +31,13 @@ from favour.surrogate import (
     identity,
     scaling,
 )
-from favour.value import Context, Value
+from favour.value import Value
 
-MODES = ("price", "matched", "taylor")
 # Operations whose matrix is disjoint or not by values that the rule does not look at.
 BY_VALUE = ("linear", "addmm", "index_select", "where", "masked_fill")
 # What importing favour registers, and not what tests and doctests add later.
 REGISTERED = {str(overload): entry for overload, entry in RULES.items()}
 PAGE = page()
-
-
-def close(actual: Any, expected: Any, message: str = "", tolerance: float = 1e-10) -> None:
-    actual, expected = torch.as_tensor(actual, dtype=F64), torch.as_tensor(expected, dtype=F64)
-    assert_close(
-        actual, expected, atol=tolerance, rtol=tolerance, msg=lambda m: f"{message}: {m}" if message else m
-    )
-
-
-def every(*kinds: str) -> pytest.MarkDecorator:
-    chosen = of_kind(*kinds) if kinds else CASES
-    return pytest.mark.parametrize("case", chosen, ids=lambda c: f"{c.name}".replace("::", "."))
-
-
-class Call:
-    """A case's arguments, as the rule gets them and as plain tensors."""
-
-    def __init__(
-        self, case: Case, *, certain: bool = False, row: int | None = None, mode: str = "price"
-    ) -> None:
-        torch.manual_seed(0)
-        self.case, self.ctx = case, Context(activation=mode, module="layer", place="layer (model.py:1)")
-        self.rows = slice(None) if row is None else slice(row, row + 1)
-        self.leaves, self.spec = pytree.tree_flatten(tuple(case.build()))
-        self.values: dict[
-            int, Value
-        ] = {}  # by the identity of the Uncertain: one tensor read twice stays one
-        for leaf in self.leaves:
-            if isinstance(leaf, Uncertain) and id(leaf) not in self.values:
-                given = (leaf.mean[self.rows], leaf.diag[self.rows], {"z": leaf.factor[:, self.rows]})
-                self.values[id(leaf)] = Value(given[0], None, {}) if certain else Value(*given)
-
-    def _arguments(self, leaf: Any) -> Any:
-        return leaf.tensor[self.rows] if isinstance(leaf, Batched) else leaf
-
-    def surrogates(self) -> list[Surrogate]:
-        args = [self.values.get(id(leaf), self._arguments(leaf)) for leaf in self.leaves]
-        args = pytree.tree_unflatten(args, self.spec)
-        made = RULES[self.case.op].function(self.ctx, *args, **self.case.kwargs)
-        return made if isinstance(made, list) else [made]
-
-    def results(self, replaced: int | None = None, by: Tensor | None = None) -> list[Tensor]:
-        """The operation itself on the means, one of them replaced."""
-        args = []
-        for leaf in self.leaves:
-            if isinstance(leaf, Uncertain):
-                args.append(by if id(leaf) == replaced else self.values[id(leaf)].mean)
-            else:
-                args.append(self._arguments(leaf))
-        made = self.case.on_means(*pytree.tree_unflatten(args, self.spec))
-        return list(made) if isinstance(made, (list, tuple)) else [made]
-
-    def matrix(self, output: int, key: int) -> Tensor:
-        """The dense matrix from one uncertain argument to one result."""
-        return reference.dense_matrix(lambda t: self.results(key, t)[output], self.values[key].mean)
-
-
-def probe(*shape: int, dtype: torch.dtype = F64) -> Tensor:
-    """Small integers: sums of them are exact in float32 too."""
-    return torch.randint(-4, 5, shape).to(dtype)
-
-
-def dense(G: LinearMap, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """The matrix of a LinearMap, by applying it to the basis in its fold axis."""
-    n = math.prod(shape)
-    images = G.apply(torch.eye(n, dtype=dtype).reshape(n, *shape))
-    return images.reshape(n, -1).T
-
-
-def covariance(noise: Noise, shape: torch.Size) -> Tensor:
-    """N as (batch, n, n), from `matmul` on the basis."""
-    n = math.prod(shape[1:])
-    eye = torch.eye(n, dtype=F64).reshape(n, 1, *shape[1:]).expand(n, *shape)
-    return noise.matmul(eye).reshape(n, shape[0], n).permute(1, 2, 0)
 
 
 # ------------------------------------------------------------------ coverage
@@ -358,143 +277,3 @@ def test_dropout_adds_the_total_variance(case):
         expected = reference.dropout(*start, rates)
         close(surrogate.mean[row].reshape(-1), expected[0])
         close(got[row].reshape(-1), np.diag(expected[1]).copy(), f"row {row}")
-
-
-# ------------------------------------------------------ element-wise functions
-
-
-def entries(case: Case) -> list[tuple[float, float, Any]]:
-    """(mean, variance, f) of each entry of the case's tensor; f may differ between entries."""
-    torch.manual_seed(0)
-    given, *rest = case.build()
-    mean, variance = given.mean, given.variance
-    found = []
-    for index in np.ndindex(*mean.shape):
-
-        def f(t: Tensor, index: tuple[int, ...] = index) -> Tensor:
-            whole = mean.expand(*t.shape, *mean.shape).clone()
-            whole[(..., *index)] = t
-            if case.overload.startswith("aten.prelu") and rest[0].numel() > 1:  # channels are dimension 1
-                y = case.on_means(whole.reshape(-1, mean.shape[-1]), *rest).reshape(whole.shape)
-            else:
-                y = case.on_means(whole, *rest)
-            return y[(..., *index)]
-
-        found.append((mean[index].item(), variance[index].item(), f))
-    return found
-
-
-@cache
-def integrals(case: Case) -> tuple[Tensor, Tensor, Tensor]:
-    """E[f], Var f and E[f′] by quadrature, of the tensor's shape."""
-    rows = [
-        reference.gaussian_moments(lambda t, f=f: f(torch.from_numpy(t)).numpy(), m, v, case.kinks)
-        for m, v, f in entries(case)
-    ]
-    return tuple(torch.tensor(part, dtype=F64).reshape(cases.BATCH, -1) for part in zip(*rows, strict=True))
-
-
-@cache
-def derivatives(case: Case) -> tuple[Tensor, Tensor, Tensor]:
-    """f, f′ and f″ at the mean: by autograd, which for some f with kinks keeps its constants in float32, or by a stencil."""
-    parts = []
-    for m, _, f in entries(case):
-        if case.kind == "scalar":
-            h = 1e-3
-            y, a, b, c, d = f(torch.tensor([m, m - 2 * h, m - h, m + h, m + 2 * h], dtype=F64)).tolist()
-            parts.append((y, (a - 8 * b + 8 * c - d) / (12 * h), math.nan))
-            continue
-        t = torch.tensor(m, dtype=F64, requires_grad=True)
-        y = f(t)
-        (first,) = torch.autograd.grad(y, t, create_graph=True)
-        (second,) = torch.autograd.grad(first, t)
-        parts.append((y.item(), first.item(), second.item()))
-    return tuple(torch.tensor(part, dtype=F64).reshape(cases.BATCH, -1) for part in zip(*parts, strict=True))
-
-
-def slope(surrogate: Surrogate) -> Tensor:
-    ((_, G),) = surrogate.maps
-    return G.apply(torch.ones_like(surrogate.mean).unsqueeze(0)).squeeze(0)
-
-
-def total(surrogate: Surrogate) -> Tensor:
-    """Marginal variances of the surrogate."""
-    ((x, G),) = surrogate.maps
-    return G.square(x.variance) + sum(noise.diag() for noise in surrogate.noises)
-
-
-@every("scalar")
-def test_price_mode_has_the_moments_of_the_function(case):
-    mean, variance, tilt = integrals(case)
-    (surrogate,) = Call(case, mode="price").surrogates()
-    close(surrogate.mean, mean, "E[f]")
-    close(total(surrogate), variance, "Var f")
-    close(slope(surrogate), tilt, "E[f′]")
-
-
-@every("scalar")
-def test_matched_mode_has_the_variance_in_its_slope(case):
-    mean, variance, _ = integrals(case)
-    call = Call(case, mode="matched")
-    (surrogate,) = call.surrogates()
-    ((x, _),) = surrogate.maps
-    assert surrogate.noises == []
-    close(surrogate.mean, mean, "E[f]")
-    close(slope(surrogate), (variance / x.variance).sqrt(), "slope", 1e-8)
-    close(total(surrogate), variance, "Var f")
-
-
-@every("scalar")
-def test_taylor_mode_has_the_slope_at_the_mean(case):
-    mean, _, _ = integrals(case)
-    _, first, _ = derivatives(case)
-    (surrogate,) = Call(case, mode="taylor").surrogates()
-    assert surrogate.noises == []
-    close(surrogate.mean, mean, "E[f]")
-    smooth = torch.ones_like(mean, dtype=torch.bool)
-    ((x, _),) = surrogate.maps
-    for kink in case.kinks:  # any slope between the two sides will do there
-        smooth &= x.mean != kink
-    close(slope(surrogate)[smooth], first[smooth], "f′(μ)", 1e-9)
-
-
-@every("delta")
-@pytest.mark.parametrize("mode", MODES)
-def test_delta_method_is_second_order(case, mode):
-    value, first, second = derivatives(case)
-    (surrogate,) = Call(case, mode=mode).surrogates()
-    ((x, _),) = surrogate.maps
-    v = x.variance
-    close(surrogate.mean, value + second * v / 2, "E[f]")
-    spread = first.square() * v + (second * v).square() / 2  # Var of f + f′d + ½f″d² for Gaussian d
-    if mode == "taylor":
-        close(slope(surrogate), first, "f′(μ)")
-    else:
-        close(total(surrogate), spread, "Var f")
-
-
-@pytest.mark.parametrize(
-    "name", ["aten.relu.default", "aten.gelu.default", "aten.tanh.default", "aten.exp.default", "aten.elu.default",
-             "aten.hardtanh.default", "aten.square.default", "aten.log.default", "aten.batch_norm.default",
-             "aten.linear.default", "aten.dropout.default [rates]"],
-)  # fmt: skip
-@pytest.mark.parametrize("mode", ["price", "matched"])
-def test_gradients_in_the_input_mean_and_variance(name, mode):
-    (case,) = [c for c in CASES if c.name == name]
-    if mode == "matched" and case.kind not in ("scalar", "delta"):
-        pytest.skip("no activation")
-    call = Call(case)
-    (key,) = call.values
-    start = call.values[key]
-
-    def moments(mean: Tensor, diag: Tensor) -> tuple[Tensor, Tensor]:
-        call.values[key] = Value(mean, diag, dict(start.blocks))
-        call.ctx.activation = mode
-        (surrogate,) = call.surrogates()
-        noise = sum((n.diag() for n in surrogate.noises), torch.zeros_like(surrogate.mean))
-        ((x, G),) = surrogate.maps
-        return surrogate.mean, G.square(x.variance) + noise
-
-    # Away from the kinks' own lines of symmetry, where one-sided differences would be compared.
-    point = start.mean.clone() + 0.013
-    assert torch.autograd.gradcheck(moments, (point.requires_grad_(), start.diag.clone().requires_grad_()))

@@ -262,7 +262,7 @@ def test_errors():
         scalar.clamp(2.0, 1.0)
 
 
-@pytest.mark.parametrize("name", ["sigmoid", "elu", "hardtanh", "softplus"])
+@pytest.mark.parametrize("name", ["sigmoid", "elu", "hardtanh", "softplus", "gelu"])
 def test_compiles_and_exports(name):
     """Without graph breaks; and through torch.export, the batch dynamic."""
     fn = CASES[name][0]

@@ -23,7 +23,11 @@ _captured: weakref.WeakKeyDictionary[nn.Module, tuple[Any, dict[Any, Graph]]] = 
 
 
 def _plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str)) or (isinstance(value, tuple) and all(map(_plain, value)))
+    return (
+        value is None
+        or isinstance(value, (bool, int, float, str))
+        or (isinstance(value, tuple) and all(map(_plain, value)))
+    )
 
 
 def _configuration(model: nn.Module) -> Any:
@@ -43,7 +47,10 @@ def _capture_once(model: nn.Module, x: Any, leaves: list[Any], spec: Any) -> Gra
     if before != now:
         graphs = {}
         _captured[model] = (now, graphs)
-    key = (str(spec), tuple((tuple(t.shape[1:]), t.dtype) if isinstance(t, Tensor) else repr(t) for t in leaves))
+    key = (
+        str(spec),
+        tuple((tuple(t.shape[1:]), t.dtype) if isinstance(t, Tensor) else repr(t) for t in leaves),
+    )
     if key not in graphs:
         graphs[key] = capture(model, x)
     return graphs[key]
@@ -80,11 +87,15 @@ def sample(
         torch.Size([100, 5, 2])
     """
     check_count(n)
+    settings = Settings(memory=memory)
+    settings.validate()
     if not isinstance(model, nn.Module):
         raise InvalidType(f"`model` is a {type(model).__name__}; favour.sample takes a torch.nn.Module.")
     args, kwargs = split_example(x)
     given = Posterior.wrap(posterior)
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(
+        model.named_buffers(remove_duplicate=False)
+    )
     given.validate(tensors)
     graph = configure(_capture_once(model, x, *pytree.tree_flatten((args, kwargs))), dropout)
-    return Predictor(graph, Settings(memory=memory), given, model).sample(*args, n=n, generator=generator, **kwargs)
+    return Predictor(graph, settings, given, model).sample(*args, n=n, generator=generator, **kwargs)

@@ -198,7 +198,9 @@ def _from_exported(
 ) -> tuple[Graph, dict[Node, Node]]:
     """Turn an ExportedProgram into a `Graph`, parameters by their (canonical) names; and which node is a view of which."""
     kinds = {"PARAMETER": "parameter", "BUFFER": "buffer", "CONSTANT_TENSOR": "constant"}
-    specs = {spec.arg.name: spec for spec in exported.graph_signature.input_specs if hasattr(spec.arg, "name")}
+    specs = {
+        spec.arg.name: spec for spec in exported.graph_signature.input_specs if hasattr(spec.arg, "name")
+    }
     canonical: dict[int, str] = {}
     aliases: dict[str, str] = {}
     for name, tensor in exported.state_dict.items():
@@ -216,7 +218,11 @@ def _from_exported(
         if isinstance(value, torch.fx.Node):
             return table[value]
         if isinstance(value, (list, tuple)):
-            return type(value)(convert(v) for v in value) if type(value) in (list, tuple) else [convert(v) for v in value]
+            return (
+                type(value)(convert(v) for v in value)
+                if type(value) in (list, tuple)
+                else [convert(v) for v in value]
+            )
         if isinstance(value, dict):
             return {k: convert(v) for k, v in value.items()}
         return value

@@ -1,7 +1,8 @@
 """Predictor files: a captured graph as JSON beside plain tensors, so that nothing in a file is ever executed.
 
-Only names of operations are written. Reading resolves them among aten's operators, those that have a rule, and a fixed list
-of Python operators on sizes: a file can name an operation but never bring one, nor one that reads or writes files.
+Only names of operations are written. Reading resolves them among aten's operators, those that have a rule,
+and a fixed list of Python operators on sizes: a file can name an operation but never bring one, nor one
+that reads or writes files.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise CorruptFile(f"`{name}` was not written by `Predictor.save`.")
     version = content.get("version")
     if not isinstance(version, int) or version > VERSION:
-        raise CorruptFile(f"`{name}` has format version {version}; this favour reads up to {VERSION}. Upgrade favour.")
+        raise CorruptFile(
+            f"`{name}` has format version {version}; this favour reads up to {VERSION}. Upgrade favour."
+        )
     return content
 
 
@@ -93,7 +96,9 @@ def _structure(text: str) -> pytree.TreeSpec:
     def check(part: Any) -> None:
         if isinstance(part, dict):
             if "defaultdict" in str(part.get("type")):
-                raise CorruptFile("the file holds a defaultdict among the arguments or outputs, which is not allowed.")
+                raise CorruptFile(
+                    "the file holds a defaultdict among the arguments or outputs, which is not allowed."
+                )
             for child in part.get("children_spec", ()):
                 check(child)
 
@@ -166,7 +171,9 @@ def decode(value: Any, nodes: dict[str, Node], tensors: dict[str, Tensor]) -> An
     if kind == "torch":
         found = getattr(torch, content, None)
         if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
-            raise CorruptFile(f"the file names `torch.{content}`, which is no dtype, layout or memory format.")
+            raise CorruptFile(
+                f"the file names `torch.{content}`, which is no dtype, layout or memory format."
+            )
         return found
     if kind == "device":
         return torch.device(content)

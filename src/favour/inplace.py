@@ -1,14 +1,14 @@
 """In-place operations rewritten as ordinary ones.
 
-`y.relu_()` becomes `z = relu(y)`, and every later reader of `y` reads `z`. Memory may be shared: a slice of x sees what
-is written into x, and x what is written into its slice. So each tensor of the exported graph is a *variable*, and the
-views of a variable form a tree over it. A write
+`y.relu_()` becomes `z = relu(y)`, and every later reader of `y` reads `z`. Memory may be shared: a slice of
+x sees what is written into x, and x what is written into its slice. So each tensor of the exported graph is
+a *variable*, and the views of a variable form a tree over it. A write
 
 1. carries the new value up to the root: `x[:, 0] = 0` becomes a `select_scatter` into x,
 2. makes every other view of that root stale: it is taken again from the new root when it is next read.
 
-Which variables share memory is known from the storages that export recorded, not guessed from the operations, so that
-`reshape` and `contiguous`, which copy only when they must, are treated as they ran.
+Which variables share memory is known from the storages that export recorded, not guessed from the
+operations, so that `reshape` and `contiguous`, which copy only when they must, are treated as they ran.
 """
 
 from __future__ import annotations
@@ -52,7 +52,13 @@ _ORDERED = {
     aten.type_as.default,
 }
 _SWAPS = {aten.transpose.int, aten.swapaxes.default, aten.t.default}
-_PIECES = {aten.split.Tensor, aten.split.sizes, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int}
+_PIECES = {
+    aten.split.Tensor,
+    aten.split.sizes,
+    aten.split_with_sizes.default,
+    aten.chunk.default,
+    aten.unbind.int,
+}
 _COMPARISONS = {"gt", "ge", "lt", "le", "eq", "ne", "logical_and", "logical_or", "logical_not", "logical_xor"}
 
 _END = 2**63 - 1  # how export writes the open end of a slice
@@ -95,7 +101,9 @@ class _Rewriter:
         self.result: list[Node] = []
         self.same: dict[Node, Node] = {}  # another name of the same variable
         self.base: dict[Node, Node] = {}
-        self.value: dict[Node, tuple[Node, int]] = {}  # a variable's value, and the root's version it was taken at
+        self.value: dict[
+            Node, tuple[Node, int]
+        ] = {}  # a variable's value, and the root's version it was taken at
         self.version: dict[Node, int] = {}
         self.written: dict[Node, tuple[tuple, dict[str, Any]]] = {}  # arguments as exported
         self.count = 0
@@ -115,7 +123,9 @@ class _Rewriter:
                     continue
                 if node.target is not operator.getitem:
                     self.base[node] = source
-                elif source in self.base:  # a piece is a view of what was split; other lists hold fresh tensors
+                elif (
+                    source in self.base
+                ):  # a piece is a view of what was split; other lists hold fresh tensors
                     self.base[node] = self.base[source]
             self._read_arguments(node)
             self.result.append(node)
@@ -225,7 +235,9 @@ class _Rewriter:
             if place is not None:
                 return self._new(base, place[0], (self.now(base), value, *place[1:]), {}, node)
         if target in _SCATTER:
-            open_ended = (None if a == _END else a for a in rest)  # vmap's slice_scatter overflows on the largest integer
+            open_ended = (
+                None if a == _END else a for a in rest
+            )  # vmap's slice_scatter overflows on the largest integer
             args = (self.now(base), value, *open_ended)
             return self._new(base, _SCATTER[target], args, dict(view.kwargs), node)
         if target is aten.narrow.default and all(isinstance(a, int) for a in rest):

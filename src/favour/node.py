@@ -1,4 +1,5 @@
-"""A captured model as plain data: nodes in topological order, each with the module path and source line it came from."""
+"""A captured model as plain data: nodes in topological order, each with the module path and source line it
+came from."""
 
 from __future__ import annotations
 

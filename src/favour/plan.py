@@ -1,7 +1,7 @@
 """From a captured graph to the list of steps a method runs.
 
-A node is *uncertain* when it reads an uncertain input, an uncertain node or a parameter with a posterior, or when it is
-a live dropout. Everything else is run as the model wrote it. A plan
+A node is *uncertain* when it reads an uncertain input, an uncertain node or a parameter with a posterior,
+or when it is a live dropout. Everything else is run as the model wrote it. A plan
 
 1. applies dropout overrides and removes dropout that never drops,
 2. marks the uncertain nodes,
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from favour.errors import InvalidValue, ShapeMismatch, UnknownName, UnsupportedOperation
+from favour.errors import InvalidType, InvalidValue, ShapeMismatch, UnknownName, UnsupportedOperation
 from favour.fusion import FusedNode, fuse
 from favour.graph import DROPOUTS, Graph, Node, nodes_in, replace_nodes
 from favour.posterior import Posterior
@@ -90,6 +90,8 @@ def configure(graph: Graph, dropout: Mapping[str, Any] | None) -> Graph:
             f"{known if known else 'no module'}."
         )
     for name, p in dropout.items():
+        if isinstance(p, bool) or not isinstance(p, (int, float, torch.Tensor)):
+            raise InvalidType(f"`dropout` gives `{name}` the rate {p!r}; a number or a tensor is needed.")
         check_rate(p, f"`{name}`")
     copies: dict[Node, Node] = {}
     constants = dict(graph.constants)
@@ -112,7 +114,9 @@ def configure(graph: Graph, dropout: Mapping[str, Any] | None) -> Graph:
                 p = _rate_node(p, node, constants)
                 nodes.append(p)
             args = (args[0], p, live)
-        new = Node(node.name, node.kind, node.target, args, kwargs, node.shape, node.dtype, node.module, node.where)
+        new = Node(
+            node.name, node.kind, node.target, args, kwargs, node.shape, node.dtype, node.module, node.where
+        )
         copies[node] = new
         nodes.append(new)
     inputs = [None if n is None else copies[n] for n in graph.inputs]
@@ -133,7 +137,9 @@ def configure(graph: Graph, dropout: Mapping[str, Any] | None) -> Graph:
 def _rate_node(p: torch.Tensor, node: Node, constants: dict[str, torch.Tensor]) -> Node:
     """A constant of the graph, so that the rates move with the predictor and are saved with it."""
     event = node.shape[1:] if node.shape is not None else ()
-    if p.ndim > len(event) or any(a not in (1, b) for a, b in zip(reversed(p.shape), reversed(event), strict=False)):
+    if p.ndim > len(event) or any(
+        a not in (1, b) for a, b in zip(reversed(p.shape), reversed(event), strict=False)
+    ):
         raise ShapeMismatch(
             f"`dropout` gives `{node.module}` rates of shape {tuple(p.shape)}, which do not broadcast to its event "
             f"{_sizes(event)}; give one number, or one for each neuron."
@@ -143,9 +149,25 @@ def _rate_node(p: torch.Tensor, node: Node, constants: dict[str, torch.Tensor]) 
     return Node(name, "constant", name, shape=tuple(p.shape), dtype=node.dtype)
 
 
+def converted(graph: Graph, dtypes: Mapping[torch.dtype, torch.dtype]) -> Graph:
+    """A copy of `graph` for tensors of other dtypes: what was made or converted in the code follows."""
+
+    def new(value: Any) -> Any:
+        return dtypes.get(value, value) if isinstance(value, torch.dtype) else value
+
+    result = configure(graph, None)
+    for node in result.nodes:
+        node.dtype = new(node.dtype)
+        node.args = tuple(new(a) for a in node.args)
+        node.kwargs = {k: new(v) for k, v in node.kwargs.items()}
+    return result
+
+
 def truncate(graph: Graph, at: str) -> Graph:
     """The part of `graph` up to the output of module `at`."""
-    inside = [n for n in graph.nodes if n.kind == "call" and (n.module == at or n.module.startswith(at + "."))]
+    inside = [
+        n for n in graph.nodes if n.kind == "call" and (n.module == at or n.module.startswith(at + "."))
+    ]
     if not inside:
         modules = sorted({n.module for n in graph.nodes if n.module})
         raise UnknownName(f"`at` names {at!r}, which made no call in the captured model. Modules: {modules}.")
@@ -265,7 +287,9 @@ def _check(graph: Graph, uncertain: set[Node]) -> None:
     for node in graph.nodes:
         tags = getattr(node.target, "tags", ())
         if node.kind == "call" and torch.Tag.nondeterministic_seeded in tags and node.target not in DROPOUTS:
-            problems.append(f"`{node.target}` at {node.place} draws random numbers in a way favour does not know")
+            problems.append(
+                f"`{node.target}` at {node.place} draws random numbers in a way favour does not know"
+            )
             continue
         if node.kind != "call" or node not in uncertain or isinstance(node, FusedNode):
             continue
@@ -276,10 +300,14 @@ def _check(graph: Graph, uncertain: set[Node]) -> None:
         if entry is None:
             problems.append(f"no rule for `{node.target}` at {node.place}")
         elif entry.exactness == "refused":
-            problems.append(f"`{node.target}` at {node.place} has a discrete result, which has no mean and covariance")
+            problems.append(
+                f"`{node.target}` at {node.place} has a discrete result, which has no mean and covariance"
+            )
         elif weights and not entry.weights:
             names = ", ".join(f"`{s.target}`" for s in weights)
-            problems.append(f"`{node.target}` at {node.place} reads {names}, but has no rule for an uncertain parameter")
+            problems.append(
+                f"`{node.target}` at {node.place} reads {names}, but has no rule for an uncertain parameter"
+            )
         elif node.shape is not None and node.shape and node.shape[0] != batch:
             problems.append(
                 f"`{node.target}` at {node.place} makes a tensor of shape {_sizes(node.shape)}, whose first dimension is "

@@ -1,16 +1,15 @@
 """`favour.compile` and the `Predictor` it returns.
 
-A predictor holds a captured graph, the tensors it reads, a posterior and the settings of a method. It shares the model's
-tensors, so it follows the model when an optimiser steps or a state dict is loaded; moving it to another device or dtype gives
-it copies of its own and leaves the model where it is.
+A predictor holds a captured graph, the tensors it reads, a posterior and the settings of a method. It
+shares the model's tensors, so it follows the model when an optimiser steps or a state dict is loaded;
+moving it to another device or dtype gives it copies of its own and leaves the model where it is.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
@@ -18,17 +17,18 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from favour.belief import Belief
-from favour.errors import CorruptFile, InvalidType, InvalidValue, ShapeMismatch
-from favour.graph import Graph, Node, capture
+from favour.errors import CorruptFile, InvalidType, InvalidValue
+from favour.graph import Graph, capture
 from favour.graph_io import graph_from_json, graph_to_json, read_file, write_file
 from favour.methods.engine import Settings, infer
-from favour.plan import Plan, configure, make_plan, truncate
+from favour.plan import Plan, configure, converted, make_plan, truncate
 from favour.posterior import Posterior
 from favour.sampling import Sampler
+from favour.tensors import Cached, Store, check_inputs, matched, renamed, version_of
 from favour.value import Context, Value, Weight
 
 
-def compile(  # noqa: A001  (the public name, beside torch.compile)
+def compile(
     model: nn.Module,
     example: Any,
     *,
@@ -75,51 +75,29 @@ def compile(  # noqa: A001  (the public name, beside torch.compile)
         >>> belief.mean.shape, belief.covariance_matrix.shape
         (torch.Size([5, 2]), torch.Size([5, 2, 2]))
     """
-    settings = Settings(method, rank, iterations, activation, weight_rank, directions, precision, start, seed, memory)
+    settings = Settings(
+        method, rank, iterations, activation, weight_rank, directions, precision, start, seed, memory
+    )
     settings.validate()
     graph = configure(capture(model, example), dropout)
     if at is not None:
         graph = truncate(graph, at)
     given = Posterior.wrap(posterior)
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(
+        model.named_buffers(remove_duplicate=False)
+    )
     given.validate(tensors)
-    predictor = Predictor(graph, settings, given, model)
+    predictor = Predictor(graph, settings, matched(given, tensors), model)
     predictor.rehearse(example)
     return predictor
-
-
-class Store(nn.Module):
-    """The tensors a predictor reads, by the model's names with `/` for `.`."""
-
-    def put(self, name: str, tensor: Tensor) -> None:
-        key = name.replace(".", "/")
-        self._parameters.pop(key, None)
-        self._buffers.pop(key, None)
-        if isinstance(tensor, nn.Parameter):
-            self.register_parameter(key, tensor)
-        else:
-            self.register_buffer(key, tensor)
-
-    def has(self, name: str) -> bool:
-        return hasattr(self, name.replace(".", "/"))
-
-    def take(self, name: str) -> Tensor:
-        return getattr(self, name.replace(".", "/"))
-
-
-@dataclass
-class Cached:
-    """A tensor derived from a weight, and the weight it was derived from."""
-
-    tensor: Tensor
-    version: int
-    value: Any
 
 
 class Predictor(nn.Module):
     """Predicts beliefs. Made by `favour.compile` or `favour.load`."""
 
-    def __init__(self, graph: Graph, settings: Settings, posterior: Posterior, model: nn.Module | None) -> None:
+    def __init__(
+        self, graph: Graph, settings: Settings, posterior: Posterior, model: nn.Module | None
+    ) -> None:
         super().__init__()
         self.graph, self.settings = graph, settings
         self.given = posterior
@@ -135,7 +113,9 @@ class Predictor(nn.Module):
         self._starts: dict[str, Tensor] = {}
         self._checked: dict[str, tuple[Tensor, int | None]] = {}
         self._sampler: Sampler | None = None
-        self._keywords: list[str] = list(pytree.tree_unflatten([None] * graph.in_spec.num_leaves, graph.in_spec)[1])
+        self._keywords: list[str] = list(
+            pytree.tree_unflatten([None] * graph.in_spec.num_leaves, graph.in_spec)[1]
+        )
 
     # ------------------------------------------------------------------ tensors
 
@@ -147,8 +127,13 @@ class Predictor(nn.Module):
                 self._owners[str(node.target)] = (modules[path], attribute)
         for path, module in model.named_modules():
             if hasattr(module, "favour_posterior"):
-                own = {f"{path}.{name}" if path else name: name for name, _ in module.named_parameters(recurse=False)}
-                self._spreads |= {name: (module, local) for name, local in own.items() if name not in self._owners}
+                own = {
+                    f"{path}.{name}" if path else name: name
+                    for name, _ in module.named_parameters(recurse=False)
+                }
+                self._spreads |= {
+                    name: (module, local) for name, local in own.items() if name not in self._owners
+                }
         for name, (owner, attribute) in self._owners.items():
             self.store.put(name, getattr(owner, attribute))
         for name, tensor in self.graph.constants.items():
@@ -170,7 +155,7 @@ class Predictor(nn.Module):
 
     def _check_finite(self, name: str, tensor: Tensor) -> None:
         """Once for every version of a tensor."""
-        version = _version(tensor)
+        version = version_of(tensor)
         seen = self._checked.get(name)
         if seen is not None and seen[0] is tensor and seen[1] == version is not None:
             return
@@ -182,20 +167,32 @@ class Predictor(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Predictor:
         """`.to` and friends: take copies first, so that the model stays where it is."""
-        before = [t for t in (*self.store.parameters(), *self.store.buffers())]
-        changed = any(fn(t[:0] if t.ndim else t).dtype != t.dtype or fn(t[:0] if t.ndim else t).device != t.device for t in before)
-        if not changed:
+        dtypes: dict[torch.dtype, torch.dtype] = {}
+        moved = False
+        for tensor in (*self.store.parameters(), *self.store.buffers()):
+            probe = fn(tensor[:0] if tensor.ndim else tensor)
+            moved = moved or probe.device != tensor.device
+            if probe.dtype != tensor.dtype:
+                dtypes[tensor.dtype] = probe.dtype
+        if not dtypes and not moved:
             return self
         self.given = self.posterior()
-        for name in [n.replace("/", ".") for n, _ in (*self.store.named_parameters(), *self.store.named_buffers())]:
+        for name in [
+            n.replace("/", ".") for n, _ in (*self.store.named_parameters(), *self.store.named_buffers())
+        ]:
             tensor = self.store.take(name)
             copy = tensor.detach().clone()
-            self.store.put(name, nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy)
+            self.store.put(
+                name, nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
+            )
         self._linked, self._owners, self._spreads = [], {}, {}
         super()._apply(fn, recurse)
         floats = next((t for t in self.store.parameters() if t.is_floating_point()), None)
         if floats is not None:
             self.given = self.given.to(device=floats.device, dtype=floats.dtype)
+        if dtypes:
+            self.graph = converted(self.graph, dtypes)
+        self._plans, self._sampler = {}, None
         self._cache.clear()
         self._starts = {k: fn(v) for k, v in self._starts.items()}
         return self
@@ -206,7 +203,7 @@ class Predictor(nn.Module):
             return self.given
         own = Posterior.from_module(self._linked[0])
         names = {str(n.target) for n in self.graph.nodes if n.kind == "parameter"}
-        return _rename(own.merge(self.given) if not own.is_empty else self.given, self.graph.aliases, names)
+        return renamed(own.merge(self.given) if not own.is_empty else self.given, self.graph.aliases, names)
 
     # --------------------------------------------------------------- prediction
 
@@ -216,7 +213,7 @@ class Predictor(nn.Module):
         leaves = self._leaves(args, kwargs)
         if eager:
             self.refresh()
-            self._check_inputs(leaves)
+            check_inputs(self.graph, leaves)
         posterior = self.posterior()
         values, sources = self._values(leaves, posterior)
         plan = self._plan(frozenset(name for name, _ in sources), posterior)
@@ -231,16 +228,25 @@ class Predictor(nn.Module):
         args, kwargs = (example, {}) if isinstance(example, tuple) else ((), example)
         if isinstance(example, Tensor):
             args, kwargs = (example,), {}
-        batch = next(t.shape[0] for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.ndim)
+        batch = next(
+            t.shape[0] for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.ndim
+        )
         args, kwargs = pytree.tree_map(
             lambda t: t[:2] if isinstance(t, Tensor) and t.ndim and t.shape[0] == batch else t, (args, kwargs)
+        )
+        # The example's values mean nothing: it may be an uninitialised tensor.
+        args, kwargs = pytree.tree_map(
+            lambda t: t.nan_to_num(0, 0, 0) if isinstance(t, Tensor) and t.is_floating_point() else t,
+            (args, kwargs),
         )
         # What is kept from here on must be usable for gradients, wherever `compile` was called.
         with torch.inference_mode(False), torch.no_grad():
             self(*args, **kwargs)
 
     def _leaves(self, args: tuple, kwargs: Mapping[str, Any]) -> list[Any]:
-        ordered = {k: kwargs[k] for k in self._keywords if k in kwargs} | dict(kwargs)  # in the example's order
+        ordered = {k: kwargs[k] for k in self._keywords if k in kwargs} | dict(
+            kwargs
+        )  # in the example's order
         leaves, spec = pytree.tree_flatten((args, ordered), is_leaf=lambda t: isinstance(t, Belief))
         if spec != self.graph.in_spec and not torch.compiler.is_compiling():
             raise InvalidType(
@@ -249,39 +255,9 @@ class Predictor(nn.Module):
             )
         return leaves
 
-    def _check_inputs(self, leaves: list[Any]) -> None:
-        sizes: dict[str, int] = {}
-        for node, leaf, fixed in zip(self.graph.inputs, leaves, self.graph.fixed, strict=True):
-            if node is None or node.shape is None:
-                if not isinstance(leaf, Tensor) and leaf != fixed:
-                    raise InvalidValue(f"an argument was {fixed!r} when the model was captured and cannot become {leaf!r}.")
-                continue
-            if not isinstance(leaf, (Tensor, Belief)):
-                raise InvalidType(f"input `{node.name}` is a {type(leaf).__name__}; a tensor or a Belief is needed.")
-            mean = leaf.mean if isinstance(leaf, Belief) else leaf
-            fits = mean.ndim == len(node.shape)
-            for want, have in zip(node.shape, mean.shape, strict=False):
-                fits = fits and (want == have if isinstance(want, int) else sizes.setdefault(want, have) == have)
-            if not fits:
-                wanted = tuple(s if isinstance(s, int) else "batch" if i == 0 else s for i, s in enumerate(node.shape))
-                raise ShapeMismatch(
-                    f"input `{node.name}` has shape {tuple(mean.shape)}; the model was captured for {wanted}".replace("'", "")
-                    + ". Only the batch size may change."
-                )
-            if mean.dtype != node.dtype and node.dtype is not None and not self._converted(node, mean):
-                raise InvalidType(
-                    f"input `{node.name}` has dtype {mean.dtype}; the example had {node.dtype}. Convert it with `.to({node.dtype})`."
-                )
-            if mean.is_floating_point() and not bool(mean.isfinite().all()):
-                bad = (~mean.isfinite()).nonzero()[0].tolist()
-                raise InvalidValue(f"input `{node.name}` holds NaN or infinity, first at index {bad}.")
-
-    def _converted(self, node: Node, mean: Tensor) -> bool:
-        """After `.to(dtype)` the predictor wants floating-point inputs in its own dtype."""
-        own = next((t.dtype for t in self.store.parameters() if t.is_floating_point()), node.dtype)
-        return not self._linked and node.dtype.is_floating_point and mean.dtype == own  # type: ignore[union-attr]
-
-    def _values(self, leaves: list[Any], posterior: Posterior) -> tuple[dict[str, Any], list[tuple[str, Value]]]:
+    def _values(
+        self, leaves: list[Any], posterior: Posterior
+    ) -> tuple[dict[str, Any], list[tuple[str, Value]]]:
         values: dict[str, Any] = {}
         sources: list[tuple[str, Value]] = []
         for node, leaf in zip(self.graph.inputs, leaves, strict=True):
@@ -289,7 +265,9 @@ class Predictor(nn.Module):
                 continue
             if isinstance(leaf, Belief):
                 spread = leaf.covariance.as_diagonal_plus_factor()
-                blocks = {("input", node.name): spread.factor} if spread.factor.shape[0] else {}
+                blocks: dict[Hashable, Tensor] = (
+                    {("input", node.name): spread.factor} if spread.factor.shape[0] else {}
+                )
                 leaf = Value(leaf.mean, spread.diag, blocks, node.name)
                 sources.append((node.name, leaf))
             values[node.name] = leaf
@@ -333,7 +311,7 @@ class Predictor(nn.Module):
             # last eager call.
             kept = self._cache.get(key)
             return kept.value if kept is not None and name.startswith("svd") else function(tensor)
-        version = _version(tensor)
+        version = version_of(tensor)
         if version is None or (torch.is_grad_enabled() and tensor.requires_grad):
             return function(tensor)
         kept = self._cache.get(key)
@@ -349,7 +327,7 @@ class Predictor(nn.Module):
         """Draw n outputs of the network itself (not of the belief), (n, batch, *event)."""
         leaves = self._leaves(args, kwargs)
         self.refresh()
-        self._check_inputs(leaves)
+        check_inputs(self.graph, leaves)
         if any(isinstance(leaf, Belief) for leaf in leaves):
             raise InvalidType("sampling takes plain tensors; draw from the input belief first.")
         posterior = self.posterior()
@@ -392,7 +370,9 @@ def load(path: str | os.PathLike[str]) -> Predictor:
     """
     content = read_file(path)
     try:
-        constants = {name: content["store"][f"constant.{name}".replace(".", "/")] for name in content["constants"]}
+        constants = {
+            name: content["store"][f"constant.{name}".replace(".", "/")] for name in content["constants"]
+        }
         graph = graph_from_json(json.loads(content["graph"]), content["arguments"], constants)
         settings = Settings.restore(json.loads(content["settings"]), content["settings_tensors"])
         settings.validate()
@@ -400,8 +380,14 @@ def load(path: str | os.PathLike[str]) -> Predictor:
         predictor = Predictor(graph, settings, posterior, None)
         for key, tensor in content["store"].items():
             trained = content["parameters"].get(key)
-            predictor.store.put(key.replace("/", "."), tensor if trained is None else nn.Parameter(tensor, trained))
-        missing = [n.target for n in graph.nodes if n.kind in ("parameter", "buffer") and not predictor.store.has(n.target)]
+            predictor.store.put(
+                key.replace("/", "."), tensor if trained is None else nn.Parameter(tensor, trained)
+            )
+        missing = [
+            n.target
+            for n in graph.nodes
+            if n.kind in ("parameter", "buffer") and not predictor.store.has(n.target)
+        ]
         if missing:
             raise KeyError(", ".join(missing))
         predictor._starts = dict(content["starts"])
@@ -410,26 +396,3 @@ def load(path: str | os.PathLike[str]) -> Predictor:
     except Exception as error:
         raise CorruptFile(f"`{os.fspath(path)}` is incomplete: {type(error).__name__}: {error}") from error
     return predictor
-
-
-def _version(tensor: Tensor) -> int | None:
-    """How often a tensor was written to; None where torch does not count (tensors made in inference mode)."""
-    return None if tensor.is_inference() else tensor._version
-
-
-def _rename(posterior: Posterior, aliases: Mapping[str, str], names: set[str]) -> Posterior:
-    """The posterior under the graph's own names for tied parameters, without parameters the graph never reads."""
-
-    def own(name: str) -> str:
-        return aliases.get(name, name)
-
-    gaussians: dict[Any, Any] = {}
-    for key, gaussian in posterior.gaussians.items():
-        renamed = own(key) if isinstance(key, str) else (own(key[0]), own(key[1]))
-        if {renamed} & names if isinstance(renamed, str) else set(renamed) & names:
-            gaussians[renamed] = gaussian
-    return Posterior(
-        gaussians,
-        latents={own(k): v for k, v in posterior.latents.items() if own(k) in names},
-        means={own(k): v for k, v in posterior.means.items() if own(k) in names},
-    )

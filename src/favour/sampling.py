@@ -1,13 +1,14 @@
 """Monte Carlo, done as well as it can be: the baseline every other method is measured against.
 
-The part of the network that no draw touches is run once. The rest is run for many draws at a time, vectorised over a leading
-draw axis, in chunks that fit a memory budget. Each draw of a parameter is one draw for the whole batch, as in training;
-dropout masks are drawn per input.
+The part of the network that no draw touches is run once. The rest is run for many draws at a time,
+vectorised over a leading draw axis, in chunks that fit a memory budget. Each draw of a parameter is one
+draw for the whole batch, as in training; dropout masks are drawn per input.
 
-Dropout masks need one random number per entry, and drawing them is what a naive sampler spends its time on. On a CPU they are
-made from 16-bit words of numpy's SFC64 generator, which is several times cheaper than torch's uniform floats; a rate is thereby
-rounded to a multiple of 2⁻¹⁶. Where that would change p or q = 1 − p by more than a relative 10⁻⁴, under the error of 10⁶
-samples, 32-bit words are used. The scale is that of the rounded rate, so that means are exact.
+Dropout masks need one random number per entry, and drawing them is what a naive sampler spends its time on.
+On a CPU they are made from 16-bit words of numpy's SFC64 generator, which is several times cheaper than
+torch's uniform floats; a rate is thereby rounded to a multiple of 2⁻¹⁶. Where that would change p or q = 1
+− p by more than a relative 10⁻⁴, under the error of 10⁶ samples, 32-bit words are used. The scale is that
+of the rounded rate, so that means are exact.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ class Sampler:
         values = dict(values)
         for node in self.prologue:
             values[node] = node.target(
-                *replace_nodes(node.args, values.__getitem__), **replace_nodes(node.kwargs, values.__getitem__)
+                *replace_nodes(node.args, values.__getitem__),
+                **replace_nodes(node.kwargs, values.__getitem__),
             )
         sizes = self._bind(values)
         random = MaskSource(generator, self._device(values))
@@ -102,11 +104,18 @@ class Sampler:
             masks = [self._mask(node, values, sizes, count, random) for node in self.dropouts]
             weights = self._weights(values, count, posterior, random.generator)
             pieces.append(self._run(values, masks, weights, count))
-        return [self._joined([piece[i] for piece in pieces], n, values, o) for i, o in enumerate(self.graph.outputs)]
+        return [
+            self._joined([piece[i] for piece in pieces], n, values, o)
+            for i, o in enumerate(self.graph.outputs)
+        ]
 
-    def _run(self, values: dict[Node, Any], masks: list[Tensor], weights: list[Tensor], count: int) -> list[Any]:
+    def _run(
+        self, values: dict[Node, Any], masks: list[Tensor], weights: list[Tensor], count: int
+    ) -> list[Any]:
         outputs = dict.fromkeys(o for o in self.graph.outputs if isinstance(o, Node) and o not in values)
-        late = [o for o in outputs if o.shape is not None] + [w for w in self.weights if w in self.graph.outputs]
+        late = [o for o in outputs if o.shape is not None] + [
+            w for w in self.weights if w in self.graph.outputs
+        ]
         known = dict(values)  # also sizes, which are no tensors and the same in every draw
 
         def once(drawn_masks: list[Tensor], drawn_weights: list[Tensor]) -> list[Tensor]:
@@ -181,11 +190,17 @@ class MaskSource:
             return ((uniform < 1 - p) / (1 - p)).to(dtype)
         rate = torch.as_tensor(p, dtype=torch.float64)
         bits = 16 if bool((_rounding(rate, 16) <= 1e-4 * torch.minimum(rate, 1 - rate)).all()) else 32
-        dropped = (rate * 2**bits).round().clamp(max=2**bits - 1)  # how many of the 2^bits words drop an entry
+        dropped = (
+            (rate * 2**bits).round().clamp(max=2**bits - 1)
+        )  # how many of the 2^bits words drop an entry
         word = np.int16 if bits == 16 else np.int32
         drawn = np.frombuffer(self.words.bytes(bits // 8 * int(np.prod(shape))), dtype=word)
-        threshold = (dropped - 2 ** (bits - 1)).to(torch.int32)  # words are uniform on −2^(bits − 1) … 2^(bits − 1) − 1
-        kept = torch.from_numpy(drawn.copy()).reshape(shape) >= (threshold if threshold.ndim else int(threshold))
+        threshold = (dropped - 2 ** (bits - 1)).to(
+            torch.int32
+        )  # words are uniform on −2^(bits − 1) … 2^(bits − 1) − 1
+        kept = torch.from_numpy(drawn.copy()).reshape(shape) >= (
+            threshold if threshold.ndim else int(threshold)
+        )
         scale = 1 / (1 - dropped * 2.0**-bits)
         return kept.to(dtype).mul_(scale.to(dtype) if scale.ndim else float(scale))
 
@@ -228,8 +243,15 @@ def _size(size: int | str, sizes: Mapping[str, int]) -> int:
             return _OPERATORS[type(e.op)](value(e.left), value(e.right))
         if isinstance(e, ast.UnaryOp) and isinstance(e.op, ast.USub):
             return -value(e.operand)
-        if isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and e.func.id in _FUNCTIONS and not e.keywords:
+        if (
+            isinstance(e, ast.Call)
+            and isinstance(e.func, ast.Name)
+            and e.func.id in _FUNCTIONS
+            and not e.keywords
+        ):
             return _FUNCTIONS[e.func.id](*map(value, e.args))
-        raise UnsupportedOperation(f"the sampler cannot tell the size `{size}` from the sizes of the inputs, {dict(sizes)}.")
+        raise UnsupportedOperation(
+            f"the sampler cannot tell the size `{size}` from the sizes of the inputs, {dict(sizes)}."
+        )
 
     return size if isinstance(size, int) else value(ast.parse(size, mode="eval"))

@@ -50,9 +50,9 @@ class Settings:
         if self.method not in METHODS:
             raise InvalidValue(f"`method` is {self.method!r}; choose one of {', '.join(METHODS)}.")
         check_activation(self.activation)
-        for name, least in (("rank", 0), ("iterations", 0), ("weight_rank", 1), ("memory", 1)):
+        for name, least in (("rank", 0), ("iterations", 0), ("weight_rank", 1), ("seed", 0), ("memory", 1)):
             value = getattr(self, name)
-            if value is None and name != "iterations":
+            if value is None and name not in ("iterations", "seed"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int):
                 raise InvalidType(f"`{name}` is {value!r}; a whole number is needed.")

@@ -91,7 +91,7 @@ def where(ctx: Context, condition: Any, a: Any, b: Any) -> Surrogate:
 
 
 @rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor, exactness="exact", family="arithmetic")
-def masked_fill(ctx: Context, x: Any, mask: Tensor, value: Any) -> Surrogate:
+def masked_fill(ctx: Context, x: Any, mask: Any, value: Any) -> Surrogate:
     if isinstance(mask, Value) or isinstance(value, Value):
         raise UnsupportedOperation(f"`masked_fill` with an uncertain mask or value at {ctx.place} has no rule.")
     mean = x.mean.masked_fill(mask, value)

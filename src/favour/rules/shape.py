@@ -19,7 +19,7 @@ from torch import Tensor
 
 from favour.errors import UnsupportedOperation
 from favour.rules.registry import deterministic, linear_map, rule
-from favour.surrogate import LinearMap, Surrogate, identity, structural
+from favour.surrogate import LinearMap, Surrogate, compose, identity, structural
 from favour.value import Context, Value, mean_of
 
 aten = torch.ops.aten
@@ -222,19 +222,12 @@ def cat(ctx: Context, tensors: list[Any], dim: int = 0) -> Surrogate:
 def stack(ctx: Context, tensors: list[Any], dim: int = 0) -> Surrogate:
     mean = torch.stack([mean_of(p) for p in tensors], dim)
     dim = dim % mean.ndim
-    maps = []
-    for i, part in enumerate(tensors):
-        if isinstance(part, Value):
-            G = _placed(mean.shape, dim, i, 1)
-            maps.append(
-                (
-                    part,
-                    structural(
-                        lambda d, G=G: G.apply(d.unsqueeze(dim + 1)),
-                        lambda g, G=G: G.transpose(g).squeeze(dim + 1),
-                    ),
-                )
-            )
+    widen = structural(lambda d: d.unsqueeze(dim + 1), lambda g: g.squeeze(dim + 1))
+    maps = [
+        (part, compose(_placed(mean.shape, dim, i, 1), widen))
+        for i, part in enumerate(tensors)
+        if isinstance(part, Value)
+    ]
     return Surrogate(mean, maps)
 
 
@@ -279,10 +272,10 @@ def _reducing(average: bool) -> Callable[..., tuple[Tensor, LinearMap]]:
     def make(
         x: Tensor, dim: Sequence[int] | int | None = None, keepdim: bool = False, *, dtype: Any = None
     ) -> tuple[Tensor, LinearMap]:
-        if dim is None or (isinstance(dim, (list, tuple)) and not dim):
+        if dim is None or (not isinstance(dim, int) and not dim):
             dims = list(range(x.ndim))
         else:
-            dims = [d % x.ndim for d in (dim if isinstance(dim, (list, tuple)) else [dim])]
+            dims = [d % x.ndim for d in ([dim] if isinstance(dim, int) else dim)]
         if 0 in dims:
             raise UnsupportedOperation(
                 f"a reduction over dimension 0 of a tensor of shape {tuple(x.shape)} mixes the inputs of a batch; "

@@ -1,0 +1,91 @@
+"""What a prediction costs, in eager forward passes and in dropout samples (a forward pass with dropout on).
+
+784-400-400-10, batch 512, two threads: every method eager and compiled. Then how cost grows with width.
+
+    python benchmarks/cost.py [--quick]
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import torch
+from common import time_all, write
+from networks import mlp, with_dropout
+
+import favour
+
+SETTINGS = {
+    "adjoint, 10 outputs": {"method": "adjoint"},
+    "adjoint, 3 directions": {"method": "adjoint", "directions": 3},
+    "dplr r=2 K=2": {"method": "dplr", "rank": 2, "iterations": 2},
+    "dplr r=2 K=2, random start": {"method": "dplr", "rank": 2, "iterations": 2, "start": "random"},
+    "dplr r=2 K=2 q=40": {"method": "dplr", "rank": 2, "iterations": 2, "weight_rank": 40},
+    "dplr r=4 K=2": {"method": "dplr", "rank": 4, "iterations": 2},
+    "diag": {"method": "diag"},
+}
+
+
+def costs(rounds: int) -> dict[str, dict[str, float]]:
+    model, x = mlp(784, 400, 400, 10), torch.rand(512, 784)
+    noisy = with_dropout(model)
+    candidates = {"forward": lambda: model(x), "sample": lambda: noisy(x)}
+    for name, settings in SETTINGS.items():
+        predict = favour.compile(model, x[:2], **settings)
+        compiled = torch.compile(predict, fullgraph=True)
+        candidates[f"{name} | eager"] = lambda p=predict: p(x)
+        candidates[f"{name} | compiled"] = lambda p=compiled: p(x)
+    sampler = favour.compile(model, x[:2])
+    candidates["32 samples of favour.sample"] = lambda: sampler.sample(x, n=32)
+    times = time_all(candidates, rounds)
+    rows = {}
+    for name, seconds in times.items():
+        rows[name] = {
+            "milliseconds": seconds * 1e3,
+            "forwards": seconds / times["forward"],
+            "samples": seconds / times["sample"],
+        }
+    return rows
+
+
+def exponent(settings: dict, widths: list[int], batch: int, rounds: int) -> dict[str, object]:
+    """Least-squares slope of log time against log width, beside the forward pass's own."""
+    seconds: dict[str, list[float]] = {"forward": [], "method": []}
+    for n in widths:
+        model, x = mlp(n, n, n, n, 10), torch.rand(batch, n)
+        predict = favour.compile(model, x[:2], **settings)
+        times = time_all({"forward": lambda m=model, x=x: m(x), "method": lambda p=predict, x=x: p(x)}, rounds, 1)
+        for name, value in times.items():
+            seconds[name].append(value)
+
+    def slope(values: list[float]) -> float:
+        a = [math.log(w) for w in widths]
+        b = [math.log(v) for v in values]
+        ma, mb = sum(a) / len(a), sum(b) / len(b)
+        return sum((p - ma) * (q - mb) for p, q in zip(a, b, strict=True)) / sum((p - ma) ** 2 for p in a)
+
+    return {"widths": widths, "batch": batch, "seconds": seconds, "exponent": {k: slope(v) for k, v in seconds.items()}}
+
+
+def main() -> None:
+    torch.set_num_threads(2)
+    torch.manual_seed(0)
+    quick = "--quick" in sys.argv
+    with torch.no_grad():
+        rows = costs(10 if quick else 40)
+        for name, row in rows.items():
+            print(f"{name:44s} {row['milliseconds']:8.2f} ms {row['forwards']:7.2f} forwards {row['samples']:7.2f} samples")
+        widths = [256, 512, 1024, 2048] if quick else [256, 512, 1024, 2048, 4096]
+        growth = {
+            "dplr r=2 K=2": exponent(SETTINGS["dplr r=2 K=2"], widths, 64, 5),
+            "adjoint": exponent(SETTINGS["adjoint, 10 outputs"], widths, 64, 5),
+            "full": exponent({"method": "full"}, [128, 256, 512], 4, 3),
+        }
+        for name, result in growth.items():
+            print(f"growth with width, {name}: {result['exponent']}")
+    write("cost", {"network": "784-400-400-10, dropout 0.2, batch 512", "rows": rows, "growth": growth})
+
+
+if __name__ == "__main__":
+    main()

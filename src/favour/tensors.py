@@ -1,0 +1,113 @@
+"""The tensors a predictor reads: inputs, weights, what is derived from them, and posteriors in the graph's
+terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from favour.belief import Belief
+from favour.errors import InvalidType, InvalidValue, ShapeMismatch
+from favour.node import Graph
+from favour.posterior import Posterior
+
+
+class Store(nn.Module):
+    """The tensors a predictor reads, by the model's names with `/` for `.`."""
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        key = name.replace(".", "/")
+        self._parameters.pop(key, None)
+        self._buffers.pop(key, None)
+        if isinstance(tensor, nn.Parameter):
+            self.register_parameter(key, tensor)
+        else:
+            self.register_buffer(key, tensor)
+
+    def has(self, name: str) -> bool:
+        return hasattr(self, name.replace(".", "/"))
+
+    def take(self, name: str) -> Tensor:
+        return getattr(self, name.replace(".", "/"))
+
+
+@dataclass
+class Cached:
+    """A tensor derived from a weight, and the weight it was derived from."""
+
+    tensor: Tensor
+    version: int
+    value: Any
+
+
+def version_of(tensor: Tensor) -> int | None:
+    """How often a tensor was written to; None where torch does not count (tensors made in inference mode)."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def matched(posterior: Posterior, parameters: Mapping[str, Tensor]) -> Posterior:
+    """The posterior in the dtypes and on the devices of the parameters it is about."""
+
+    def like(key: Any) -> tuple[torch.device, torch.dtype]:
+        parameter = parameters[key if isinstance(key, str) else key[0]]
+        return parameter.device, parameter.dtype
+
+    return Posterior(
+        {key: gaussian.to(*like(key)) for key, gaussian in posterior.gaussians.items()},
+        latents={name: factor.to(*like(name)) for name, factor in posterior.latents.items()},
+        means={name: mean.to(*like(name)) for name, mean in posterior.means.items()},
+    )
+
+
+def renamed(posterior: Posterior, aliases: Mapping[str, str], names: set[str]) -> Posterior:
+    """The posterior under the graph's own names for tied parameters, without parameters the graph never reads."""
+
+    def own(name: str) -> str:
+        return aliases.get(name, name)
+
+    gaussians: dict[Any, Any] = {}
+    for key, gaussian in posterior.gaussians.items():
+        renamed = own(key) if isinstance(key, str) else (own(key[0]), own(key[1]))
+        if {renamed} & names if isinstance(renamed, str) else set(renamed) & names:
+            gaussians[renamed] = gaussian
+    return Posterior(
+        gaussians,
+        latents={own(k): v for k, v in posterior.latents.items() if own(k) in names},
+        means={own(k): v for k, v in posterior.means.items() if own(k) in names},
+    )
+
+
+def check_inputs(graph: Graph, leaves: list[Any]) -> None:
+    """Raise unless the leaves of a call fit the captured graph and are finite."""
+    sizes: dict[str, int] = {}
+    for node, leaf, fixed in zip(graph.inputs, leaves, graph.fixed, strict=True):
+        if node is None or node.shape is None:
+            if not isinstance(leaf, Tensor) and leaf != fixed:
+                raise InvalidValue(
+                    f"an argument was {fixed!r} when the model was captured and cannot become {leaf!r}."
+                )
+            continue
+        if not isinstance(leaf, (Tensor, Belief)):
+            raise InvalidType(f"input `{node.name}` is a {type(leaf).__name__}; give a tensor or a Belief.")
+        mean = leaf.mean if isinstance(leaf, Belief) else leaf
+        fits = mean.ndim == len(node.shape)
+        for want, have in zip(node.shape, mean.shape, strict=False):
+            fits = fits and (want == have if isinstance(want, int) else sizes.setdefault(want, have) == have)
+        if not fits:
+            wanted = ["batch" if i == 0 and isinstance(s, str) else str(s) for i, s in enumerate(node.shape)]
+            raise ShapeMismatch(
+                f"input `{node.name}` has shape {tuple(mean.shape)}; the model was captured for "
+                f"({', '.join(wanted)}). Only the batch size may change, and it is the same for all inputs."
+            )
+        if mean.dtype != node.dtype:
+            raise InvalidType(
+                f"input `{node.name}` has dtype {mean.dtype}; the predictor takes {node.dtype}. "
+                f"Convert it with `.to({node.dtype})`."
+            )
+        if mean.is_floating_point() and not bool(mean.isfinite().all()):
+            bad = (~mean.isfinite()).nonzero()[0].tolist()
+            raise InvalidValue(f"input `{node.name}` holds NaN or infinity, first at index {bad}.")

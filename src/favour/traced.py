@@ -1,0 +1,263 @@
+"""A scalar function written as several operations, followed operation by operation.
+
+Every intermediate is a triple (value, slope, lines): its value at x, its derivative in x by the chain rule,
+and, while it is piecewise linear, the straight lines a·x + b that it consists of. Where an operation with a
+kink at t meets the line, a·x + b = t, the function may have a kink, and quadrature splits there (one place
+too many is harmless). Where it meets something curved the kink's place is unknown, and quadrature splits
+everywhere, σ by σ.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import combinations, product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from favour.rules.registry import RULES
+
+aten = torch.ops.aten
+
+Line = tuple[Any, Any]
+MOST_LINES = 8  # with more of them the places of kinks are not followed
+
+
+@dataclass
+class Traced:
+    """An intermediate of a fused body: value, slope d/dx, and the lines a·x + b it consists of, None if it is curved."""
+
+    value: Any
+    slope: Any = 0.0
+    lines: tuple[Line, ...] | None = None
+
+
+@dataclass
+class Kinks:
+    """Where f may have kinks: known places, and whether there are others."""
+
+    places: list[Any] = field(default_factory=list)
+    hidden: bool = False
+
+    def meet(self, a: Any, b: Any) -> None:
+        """Record where a and b may cross."""
+        la, lb = _lines(a), _lines(b)
+        if la is None or lb is None:
+            self.hidden = True
+            return
+        for (slope, offset), (other_slope, other_offset) in product(la, lb):
+            rise, gap = slope - other_slope, other_offset - offset
+            if isinstance(rise, Tensor):
+                self.places.append(torch.where(rise == 0, math.inf, gap / torch.where(rise == 0, 1.0, rise)))
+            elif rise != 0:
+                self.places.append(gap / rise)
+
+    def ascending(self) -> tuple[Any, ...]:
+        if not any(isinstance(t, Tensor) for t in self.places):
+            return tuple(sorted(set(self.places)))
+        like = next(t for t in self.places if isinstance(t, Tensor))
+        tensors = [torch.as_tensor(t, dtype=like.dtype, device=like.device) for t in self.places]
+        return torch.stack(torch.broadcast_tensors(*tensors)).sort(0).values.unbind(0)
+
+
+def _value(a: Any) -> Any:
+    return a.value if isinstance(a, Traced) else a
+
+
+def _slope(a: Any) -> Any:
+    return a.slope if isinstance(a, Traced) else 0.0
+
+
+def _lines(a: Any) -> tuple[Line, ...] | None:
+    return a.lines if isinstance(a, Traced) else ((0.0, a),)
+
+
+def _kept(lines: Iterable[Line]) -> tuple[Line, ...] | None:
+    """The lines, each once as far as that is known, unless they are too many."""
+    given = list(lines)
+    plain = dict.fromkeys(line for line in given if not any(isinstance(part, Tensor) for part in line))
+    others = [line for line in given if any(isinstance(part, Tensor) for part in line)]
+    return (*plain, *others) if len(plain) + len(others) <= MOST_LINES else None
+
+
+def _add(kinks: Kinks, a: Any, b: Any, alpha: Any = 1) -> Traced:
+    la, lb = _lines(a), _lines(b)
+    lines = (
+        None
+        if la is None or lb is None
+        else _kept((p + alpha * r, q + alpha * s) for (p, q), (r, s) in product(la, lb))
+    )
+    return Traced(_value(a) + alpha * _value(b), _slope(a) + alpha * _slope(b), lines)
+
+
+def _sub(kinks: Kinks, a: Any, b: Any, alpha: Any = 1) -> Traced:
+    return _add(kinks, a, b, -alpha)
+
+
+def _rsub(kinks: Kinks, a: Any, b: Any, alpha: Any = 1) -> Traced:
+    return _add(kinks, b, a, -alpha)
+
+
+def _neg(kinks: Kinks, a: Traced) -> Traced:
+    return _mul(kinks, a, -1.0)
+
+
+def _flat(lines: tuple[Line, ...] | None) -> bool:
+    """Piecewise constant, such as x > 0."""
+    return lines is not None and all(not isinstance(a, Tensor) and a == 0 for a, _ in lines)
+
+
+def _mul(kinks: Kinks, a: Any, b: Any) -> Traced:
+    la, lb = _lines(a), _lines(b)
+    lines = None
+    if la is not None and lb is not None and (_flat(la) or _flat(lb)):
+        constants, others = (la, lb) if _flat(la) else (lb, la)
+        lines = _kept((c * p, c * q) for (_, c), (p, q) in product(constants, others))
+    return Traced(_value(a) * _value(b), _slope(a) * _value(b) + _value(a) * _slope(b), lines)
+
+
+def _div(kinks: Kinks, a: Any, b: Any) -> Traced:
+    if not isinstance(b, Traced):
+        return _mul(kinks, a, 1 / b)
+    y = _value(a) / b.value
+    return Traced(y, (_slope(a) - y * b.slope) / b.value)
+
+
+def _pow(kinks: Kinks, a: Traced, exponent: Any) -> Traced:
+    slope = exponent * a.value ** (exponent - 1) * a.slope if exponent != 0 else 0.0
+    return Traced(a.value**exponent, slope, a.lines if exponent == 1 else None)
+
+
+def _compare(op: Callable[[Any, Any], Any]) -> Callable[..., Traced]:
+    def apply(kinks: Kinks, a: Any, b: Any) -> Traced:
+        kinks.meet(a, b)
+        return Traced(op(_value(a), _value(b)), 0.0, _BOTH)
+
+    return apply
+
+
+def _logical(op: Callable[..., Any]) -> Callable[..., Traced]:
+    def apply(kinks: Kinks, *parts: Any) -> Traced:
+        return Traced(op(*map(_value, parts)), 0.0, _BOTH)
+
+    return apply
+
+
+_BOTH = ((0.0, 0.0), (0.0, 1.0))  # a truth value is one of two constants
+
+
+def _tensors(a: Any, b: Any, like: Tensor) -> list[Tensor]:
+    return [
+        torch.as_tensor(t, dtype=None if isinstance(t, Tensor) else like.dtype, device=like.device)
+        for t in (a, b)
+    ]
+
+
+def _where(kinks: Kinks, condition: Any, a: Any, b: Any) -> Traced:
+    c, la, lb = _value(condition), _lines(a), _lines(b)
+    like = next(
+        (t for t in (_value(a), _value(b)) if isinstance(t, Tensor)), _slope(condition) + torch.zeros(())
+    )
+    return Traced(
+        torch.where(c, *_tensors(_value(a), _value(b), like)),
+        torch.where(c, *_tensors(_slope(a), _slope(b), like)),
+        None if la is None or lb is None else _kept((*la, *lb)),
+    )
+
+
+def _masked_fill(kinks: Kinks, a: Any, mask: Any, value: Any) -> Traced:
+    return _where(kinks, mask, value, a)
+
+
+def _extreme(first: Callable[[Any, Any], Any]) -> Callable[..., Traced]:
+    def apply(kinks: Kinks, a: Any, b: Any) -> Traced:
+        kinks.meet(a, b)
+        return _where(kinks, first(_value(a), _value(b)), a, b)
+
+    return apply
+
+
+def _convert(kinks: Kinks, a: Any, *args: Any) -> Traced:
+    """A change of dtype: truth values become numbers, and rounding is not followed."""
+    value = _value(a)
+    return Traced(value if value.is_floating_point() else value + 0.0, _slope(a), _lines(a))
+
+
+ARITHMETIC: dict[Any, Callable[..., Traced]] = {
+    aten.add.Tensor: _add,
+    aten.add.Scalar: _add,
+    aten.sub.Tensor: _sub,
+    aten.sub.Scalar: _sub,
+    aten.rsub.Scalar: _rsub,
+    aten.rsub.Tensor: _rsub,
+    aten.neg.default: _neg,
+    aten.mul.Tensor: _mul,
+    aten.mul.Scalar: _mul,
+    aten.div.Tensor: _div,
+    aten.div.Scalar: _div,
+    aten.pow.Tensor_Scalar: _pow,
+    aten.where.self: _where,
+    aten.where.ScalarSelf: _where,
+    aten.where.ScalarOther: _where,
+    aten.where.Scalar: _where,
+    aten.masked_fill.Scalar: _masked_fill,
+    aten.masked_fill.Tensor: _masked_fill,
+    aten.maximum.default: _extreme(lambda a, b: a > b),
+    aten.minimum.default: _extreme(lambda a, b: a < b),
+    aten.gt.Scalar: _compare(lambda a, b: a > b),
+    aten.ge.Scalar: _compare(lambda a, b: a >= b),
+    aten.lt.Scalar: _compare(lambda a, b: a < b),
+    aten.le.Scalar: _compare(lambda a, b: a <= b),
+    aten.gt.Tensor: _compare(lambda a, b: a > b),
+    aten.ge.Tensor: _compare(lambda a, b: a >= b),
+    aten.lt.Tensor: _compare(lambda a, b: a < b),
+    aten.le.Tensor: _compare(lambda a, b: a <= b),
+    aten.logical_and.default: _logical(operator.and_),
+    aten.logical_or.default: _logical(operator.or_),
+    aten.logical_not.default: _logical(torch.logical_not),
+    aten.bitwise_and.Tensor: _logical(operator.and_),
+    aten.bitwise_or.Tensor: _logical(operator.or_),
+    aten.__and__.Tensor: _logical(operator.and_),
+    aten.__or__.Tensor: _logical(operator.or_),
+    aten.bitwise_not.default: _logical(torch.logical_not),
+    aten.to.dtype: _convert,
+    aten._to_copy.default: _convert,
+    aten.type_as.default: _convert,
+}
+# The lines that piecewise linear functions consist of; their kinks are where these cross.
+PIECES: dict[Any, Callable[..., list[Line]]] = {
+    aten.relu.default: lambda: [(0.0, 0.0), (1.0, 0.0)],
+    aten.relu6.default: lambda: [(0.0, 0.0), (1.0, 0.0), (0.0, 6.0)],
+    aten.abs.default: lambda: [(-1.0, 0.0), (1.0, 0.0)],
+    aten.leaky_relu.default: lambda slope=0.01: [(slope, 0.0), (1.0, 0.0)],
+    aten.hardtanh.default: lambda low=-1.0, high=1.0: [(0.0, low), (1.0, 0.0), (0.0, high)],
+    aten.clamp.default: lambda min=None, max=None: _clamped(min, max),
+    aten.clamp_min.default: lambda least: _clamped(least, None),
+    aten.clamp_max.default: lambda most: _clamped(None, most),
+}
+
+
+def _clamped(low: Any, high: Any) -> list[Line]:
+    return [(1.0, 0.0), *((0.0, bound) for bound in (low, high) if bound is not None)]
+
+
+def apply_function(kinks: Kinks, target: Any, a: Traced, *args: Any, **kwargs: Any) -> Traced:
+    """A registered element-wise function of an intermediate."""
+    function = RULES[target].pointwise
+    assert function is not None
+    f = function(*args, **kwargs)
+    lines = None
+    if target in PIECES:
+        pieces = PIECES[target](*args, **kwargs)
+        for place in {(q - s) / (r - p) for (p, q), (r, s) in combinations(pieces, 2) if p != r}:
+            kinks.meet(a, place)
+        if a.lines is not None:
+            lines = _kept((p * c, p * d + q) for (p, q), (c, d) in product(pieces, a.lines))
+    else:
+        for place in getattr(f, "kinks", ()):
+            kinks.meet(a, place)
+    return Traced(f.value(a.value), f.derivative(a.value) * a.slope, lines)
