@@ -15,21 +15,27 @@ from favour.fusion import FusedNode
 from favour.plan import make_plan
 
 float64 = torch.float64
-# Eight standard deviations in steps that resolve kinks to 1e-8: the trapezoidal rule's error at a kink is step²/12.
+# Steps that resolve kinks to 1e-8: there the trapezoidal rule's error is step²/12.
 GRID = np.linspace(-8.5, 8.5, 170_001)
 WEIGHTS = np.exp(-0.5 * GRID**2)
 WEIGHTS /= WEIGHTS.sum()
 
 
-def reference(f: Callable[[np.ndarray], np.ndarray], mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def reference(
+    f: Callable[[np.ndarray], np.ndarray], mean: Tensor, variance: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """E f, Var f and E f′ = Cov(f, x)/σ² of an element-wise f, entry by entry."""
     results = []
     for i, (m, v) in enumerate(zip(mean.flatten().tolist(), variance.flatten().tolist(), strict=True)):
         y = f(torch.from_numpy(m + v**0.5 * GRID), i % mean.shape[-1])
         y = y.numpy()
         first = (WEIGHTS * y).sum()
-        results.append((first, (WEIGHTS * (y - first) ** 2).sum(), (WEIGHTS * (y - first) * GRID).sum() / v**0.5))
-    return tuple(torch.tensor(column, dtype=float64).reshape(mean.shape) for column in zip(*results, strict=True))
+        results.append(
+            (first, (WEIGHTS * (y - first) ** 2).sum(), (WEIGHTS * (y - first) * GRID).sum() / v**0.5)
+        )
+    return tuple(
+        torch.tensor(column, dtype=float64).reshape(mean.shape) for column in zip(*results, strict=True)
+    )
 
 
 class Code(nn.Module):
@@ -266,7 +272,12 @@ def relu_of_parabola(x):
 
 HIDDEN = [relu_of_tanh, relu_of_parabola]
 
-CASES = [(f, 1e-6) for f in SMOOTH] + [(f, 1e-6) for f in KINKED] + [(f, 1e-4) for f in JUMPING] + [(f, 2e-4) for f in HIDDEN]
+CASES = (
+    [(f, 1e-6) for f in SMOOTH]
+    + [(f, 1e-6) for f in KINKED]
+    + [(f, 1e-4) for f in JUMPING]
+    + [(f, 2e-4) for f in HIDDEN]
+)
 
 
 @pytest.mark.parametrize(("code", "tolerance"), CASES, ids=lambda v: getattr(v, "__name__", ""))
@@ -284,10 +295,12 @@ def test_fused_moments_equal_the_grid(code: Callable[[Tensor], Tensor], toleranc
         torch.testing.assert_close(result.covariance_matrix, between, rtol=5 * tolerance, atol=5 * tolerance)
 
 
-@pytest.mark.parametrize("code", [gelu_erf, swish, absolute, residual_relu, leaky_by_where], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "code", [gelu_erf, swish, absolute, residual_relu, leaky_by_where], ids=lambda f: f.__name__
+)
 def test_fused_modes(code: Callable[[Tensor], Tensor]) -> None:
     """All modes share the mean; `matched` has the marginal variance, `taylor` the slope at the mean."""
-    belief, covariance = spread()
+    belief, _ = spread()
     mean, variance, _ = reference(lambda t, i: code(t), belief.mean, belief.variance)
     point = belief.mean.clone().requires_grad_()
     (tangent,) = torch.autograd.grad(code(point).sum(), point)
@@ -300,7 +313,7 @@ def test_fused_modes(code: Callable[[Tensor], Tensor]) -> None:
 
 @pytest.mark.parametrize("code", [f for f, _ in CASES], ids=lambda f: f.__name__)
 def test_fused_code_is_one_step(code: Callable[[Tensor], Tensor]) -> None:
-    """One nonlinear step, so one noise (affine operations may stand around it); at σ = 0 it is the function itself."""
+    """One nonlinear step (affine ones may stand around it), so one noise; at σ = 0 the function itself."""
     x = torch.randn(3, 4, dtype=float64)
     predict = favour.compile(Code(code), x)
     result = predict(Belief.point(x))
@@ -310,7 +323,13 @@ def test_fused_code_is_one_step(code: Callable[[Tensor], Tensor]) -> None:
     fused = [step for step in plan.steps if isinstance(step.node, FusedNode)]
     assert len(fused) == 1
     others = {str(s.node.target) for s in plan.steps if s.rule is not None and s is not fused[0]}
-    assert others <= {"aten.mul.Tensor", "aten.div.Tensor", "aten.add.Tensor", "aten.rsub.Scalar", "aten.neg.default"}
+    assert others <= {
+        "aten.mul.Tensor",
+        "aten.div.Tensor",
+        "aten.add.Tensor",
+        "aten.rsub.Scalar",
+        "aten.neg.default",
+    }
 
 
 def test_fused_per_feature_constants() -> None:
@@ -349,7 +368,9 @@ def test_fused_constant_for_each_input() -> None:
     result = favour.compile(Gate(), (belief.mean, gate))(belief, gate)
     for b in range(4):
         mean, variance, _ = reference(
-            lambda t, i, b=b: torch.relu(t - gate[b, i]) + t * torch.tanh(t), belief.mean[b : b + 1], belief.variance[b : b + 1]
+            lambda t, i, b=b: torch.relu(t - gate[b, i]) + t * torch.tanh(t),
+            belief.mean[b : b + 1],
+            belief.variance[b : b + 1],
         )
         torch.testing.assert_close(result.mean[b : b + 1], mean, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(result.variance[b : b + 1], variance, rtol=1e-6, atol=1e-6)
@@ -388,7 +409,7 @@ def test_affine_code_before_the_fused_function_keeps_its_scale() -> None:
 
 
 def test_broadcast_inside_element_wise_code() -> None:
-    """The code starts with one column and ends with five: the widening step stays outside of what is fused."""
+    """The code starts with one column and ends with five: what widens it stays outside."""
 
     def code(x: Tensor) -> Tensor:
         y = x[:, :1] + torch.linspace(-1, 1, 5, dtype=float64)
@@ -430,7 +451,9 @@ def test_result_of_fused_code_used_again() -> None:
     model = Reusing()
     belief, _ = spread()
     result = favour.compile(model, belief.mean, method="full")(belief)
-    draws = model(belief.sample((50_000,), generator=torch.Generator().manual_seed(0)).flatten(0, 1)).reshape(50_000, 4, 15)
+    draws = model(belief.sample((50_000,), generator=torch.Generator().manual_seed(0)).flatten(0, 1)).reshape(
+        50_000, 4, 15
+    )
     standard = draws.std(0) / 50_000**0.5
     assert ((draws.mean(0) - result.mean).abs() < 5 * standard + 1e-9).all()
     assert torch.linalg.eigvalsh(result.covariance_matrix).min() > -1e-10
@@ -442,7 +465,9 @@ def test_result_of_fused_code_used_again() -> None:
 def test_fused_code_outside_its_domain_is_linearised() -> None:
     """A Gaussian leaves the domain of the logarithm: the tangent at the mean is what can be said."""
     mean = torch.tensor([[1.0, 2.0]], dtype=float64)
-    result = favour.compile(Code(lambda x: x * torch.log(x)), mean)(Belief(mean, diag=torch.ones(1, 2, dtype=float64)))
+    result = favour.compile(Code(lambda x: x * torch.log(x)), mean)(
+        Belief(mean, diag=torch.ones(1, 2, dtype=float64))
+    )
     torch.testing.assert_close(result.mean, mean * mean.log())
     torch.testing.assert_close(result.variance, (mean.log() + 1).square())
 

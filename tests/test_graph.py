@@ -16,7 +16,6 @@ import favour
 from favour.graph import capture
 from favour.plan import configure
 
-
 SOURCE = Path(__file__).read_text().splitlines()
 
 
@@ -63,7 +62,9 @@ class Nested(nn.Module):
 def test_capture_nested_modules_by_path_and_line() -> None:
     graph = capture(Nested(), torch.randn(3, 5))
     assert graph.dropout_modules == ["blocks.0", "blocks.1", "head.drop"]
-    places = {n.module: n.where for n in graph.nodes if n.kind == "call" and n.target is torch.ops.aten.relu.default}
+    places = {
+        n.module: n.where for n in graph.nodes if n.kind == "call" and n.target is torch.ops.aten.relu.default
+    }
     assert list(places) == ["blocks.0", "blocks.1"]
     for where in places.values():
         file, line = where.split(":")
@@ -89,7 +90,10 @@ def test_capture_leaves_the_model_untouched(training: bool) -> None:
     model[3].eval()  # a mixture of flags
     model[0].weight.requires_grad_(False)
     flags = [m.training for m in model.modules()]
-    before = {k: (id(t), t._version, t.clone(), t.requires_grad) for k, t in model.state_dict(keep_vars=True).items()}
+    before = {
+        k: (id(t), t._version, t.clone(), t.requires_grad)
+        for k, t in model.state_dict(keep_vars=True).items()
+    }
     attributes = [set(m.__dict__) for m in model.modules()]
     predict = favour.compile(model, torch.randn(8, 4))
     predict(torch.randn(8, 4))
@@ -230,7 +234,9 @@ class Two(nn.Module):
         super().__init__()
         self.a, self.b, self.drop = nn.Linear(3, 2), nn.Linear(4, 2), nn.Dropout(0.2)
 
-    def forward(self, left: Tensor, right: Tensor | None = None, *, scale: float = 1.0, flag: bool = True) -> Tensor:
+    def forward(
+        self, left: Tensor, right: Tensor | None = None, *, scale: float = 1.0, flag: bool = True
+    ) -> Tensor:
         y = self.a(self.drop(left)) * scale
         return y if right is None or not flag else y - self.b(right)
 
@@ -302,7 +308,13 @@ class Many(nn.Module):
         if self.kind == "list":
             return [logits, [hidden]]
         if self.kind == "dict":
-            return {"logits": logits, "hidden": hidden, "size": x.shape[0], "none": None, "index": x.argmax(1)}
+            return {
+                "logits": logits,
+                "hidden": hidden,
+                "size": x.shape[0],
+                "none": None,
+                "index": x.argmax(1),
+            }
         return Named(logits, hidden) if self.kind == "named" else Result(logits, hidden)
 
 
@@ -385,7 +397,9 @@ def test_capture_model_holding_a_tensor_with_a_graph() -> None:
 
 def test_capture_parametrised_weights() -> None:
     weight_norm = torch.nn.utils.parametrizations.weight_norm
-    model = nn.Sequential(weight_norm(nn.Linear(3, 4)), nn.Dropout(0.2), weight_norm(nn.Linear(4, 2))).double()
+    model = nn.Sequential(
+        weight_norm(nn.Linear(3, 4)), nn.Dropout(0.2), weight_norm(nn.Linear(4, 2))
+    ).double()
     x = torch.randn(5, 3, dtype=torch.float64)
     predict = favour.compile(model, x)
     assert predict(x).variance.min() > 0
@@ -452,7 +466,7 @@ def test_capture_error_of_the_models_own() -> None:
 
 
 def test_capture_error_for_a_wrong_example_shape() -> None:
-    with pytest.raises(favour.CaptureError, match="mat1 and mat2|size|shape"):
+    with pytest.raises(favour.CaptureError, match=r"mat1 and mat2|size|shape"):
         favour.compile(nn.Linear(3, 2), torch.randn(4, 5))
 
 
@@ -490,7 +504,10 @@ def test_capture_reports_all_unsupported_operations_at_once() -> None:
     message = str(caught.value)
     assert f"no rule for `aten.cumsum.default` at `exotic` (test_graph.py:{line_of('first')})" in message
     assert f"`aten.fft_rfft.default` at `exotic` (test_graph.py:{line_of('second')})" in message
-    assert f"`aten.argmax.default` at `exotic` (test_graph.py:{line_of('third')}) has a discrete result" in message
+    assert (
+        f"`aten.argmax.default` at `exotic` (test_graph.py:{line_of('third')}) has a discrete result"
+        in message
+    )
     assert "favour.rule" in message
     assert isinstance(caught.value, NotImplementedError)
 
@@ -509,10 +526,34 @@ def test_capture_refuses_the_users_own_randomness() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x + torch.randn_like(x) + torch.rand(3)
 
-    with pytest.raises(favour.UnsupportedOperation, match=r"randn_like.*random numbers(.|\n)*aten.rand\.default"):
+    with pytest.raises(
+        favour.UnsupportedOperation, match=r"randn_like.*random numbers(.|\n)*aten.rand\.default"
+    ):
         favour.compile(Noisy(), torch.randn(2, 3))
     with pytest.raises(favour.UnsupportedOperation, match=r"randn_like"):
         favour.sample(Noisy(), torch.randn(2, 3), 2)
+
+
+def test_capture_recurrent_layer_before_the_noise() -> None:
+    """aten tags recurrent operations as random because they could drop; without dropout they are not."""
+
+    class Recurrent(nn.Module):
+        def __init__(self, dropout: float) -> None:
+            super().__init__()
+            self.cell = nn.GRU(3, 4, num_layers=2, dropout=dropout, batch_first=True)
+            self.head = nn.Sequential(nn.Dropout(0.2), nn.Linear(4, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.cell(x)[0][:, -1])
+
+    model = Recurrent(0.0).double()
+    x = torch.randn(3, 5, 3, dtype=torch.float64)
+    belief = favour.compile(model, x)(x)
+    close(belief.mean, copy.deepcopy(model).eval()(x))
+    assert belief.variance.min() > 0
+    assert favour.sample(model, x, 2).shape == (2, 3, 2)
+    with pytest.raises(favour.UnsupportedOperation, match=r"aten\.gru.*random numbers"):
+        favour.compile(Recurrent(0.1).double(), x)
 
 
 def test_capture_ignores_randomness_that_nobody_reads() -> None:
@@ -521,7 +562,9 @@ def test_capture_ignores_randomness_that_nobody_reads() -> None:
             torch.randn_like(x)
             return 2 * x
 
-    assert torch.equal(favour.compile(Harmless(), torch.ones(2, 3))(torch.ones(2, 3)).mean, torch.full((2, 3), 2.0))
+    assert torch.equal(
+        favour.compile(Harmless(), torch.ones(2, 3))(torch.ones(2, 3)).mean, torch.full((2, 3), 2.0)
+    )
 
 
 def test_capture_refuses_mixing_the_batch() -> None:
@@ -584,7 +627,9 @@ def test_dropout_rate_follows_the_module_when_recompiled() -> None:
     wide = favour.sample(model, x, 20000, generator=generator).var()
     model[0].p = 0.1
     narrow = favour.sample(model, x, 20000, generator=generator).var()
-    assert 8 < wide / narrow < 10  # 9, with a relative standard error of about 0.02 (captures are kept between calls)
+    assert (
+        8 < wide / narrow < 10
+    )  # 9, with a relative standard error of about 0.02 (captures are kept between calls)
 
 
 def test_prune_keeps_inputs_in_place() -> None:

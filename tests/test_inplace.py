@@ -232,7 +232,9 @@ AFFINE = [
 ]
 
 
-@pytest.mark.parametrize("code", [relu, functional_inplace, detached, diagonal, *AFFINE], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "code", [relu, functional_inplace, detached, diagonal, *AFFINE], ids=lambda f: f.__name__
+)
 def test_inplace_mean_equals_eager(code: Callable[[Tensor], Tensor]) -> None:
     model = Model(code)
     x = torch.randn(5, 4, dtype=torch.float64)
@@ -259,7 +261,9 @@ def test_inplace_covariance_equals_jacobian(code: Callable[[Tensor], Tensor]) ->
             torch.testing.assert_close(result.covariance_matrix, J @ sigma @ J.T, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("code", [window, sibling_views, through_split, long_sequence], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "code", [window, sibling_views, through_split, long_sequence], ids=lambda f: f.__name__
+)
 def test_inplace_draws_equal_eager(code: Callable[[Tensor], Tensor]) -> None:
     """The sampler runs the same graph, vectorised: with a rate of nearly 0 every draw is the eager output."""
     model = nn.Sequential(nn.Dropout(1e-9), Model(code))
@@ -278,15 +282,23 @@ def test_inplace_operations_leave_no_trace() -> None:
 
 
 def test_inplace_slice_assignment_is_one_scatter() -> None:
-    """`x[:, 1:3] += 1` exports as an add and a copy onto itself; the copy and the whole slices are dropped."""
+    """`x[:, 1:3] += 1` exports as an add and a copy onto itself; the copy and whole slices are dropped."""
     graph = capture(Model(window), torch.randn(2, 4, dtype=torch.float64))
     calls = [str(n.target) for n in graph.nodes if n.kind == "call"]
-    assert calls == ["aten.linear.default", "aten.slice.Tensor", "aten.add.Tensor", "aten.slice_scatter.default"]
+    assert calls == [
+        "aten.linear.default",
+        "aten.slice.Tensor",
+        "aten.add.Tensor",
+        "aten.slice_scatter.default",
+    ]
 
 
 def test_inplace_relu_is_one_relu() -> None:
     graph = capture(nn.Sequential(nn.Linear(4, 3), nn.ReLU(inplace=True)), torch.randn(2, 4))
-    assert [str(n.target) for n in graph.nodes if n.kind == "call"] == ["aten.linear.default", "aten.relu.default"]
+    assert [str(n.target) for n in graph.nodes if n.kind == "call"] == [
+        "aten.linear.default",
+        "aten.relu.default",
+    ]
 
 
 def test_inplace_dropout_is_dropout() -> None:

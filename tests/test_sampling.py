@@ -23,7 +23,7 @@ def mlp() -> nn.Sequential:
 
 
 def assert_moments(draws: Tensor, mean: Tensor, covariance: Tensor, z: float = 5.0) -> None:
-    """Mean and covariance of n draws (n, batch, k) within z standard errors, estimated from the draws' own products."""
+    """Mean and covariance of n draws (n, batch, k) within z standard errors, as the draws estimate them."""
     n = draws.shape[0]
     deviation = draws - mean
     assert ((draws.mean(0) - mean).abs() <= z * draws.std(0) / n**0.5 + 1e-12).all()
@@ -150,7 +150,9 @@ def test_sample_draws_a_parameter_once_for_the_batch() -> None:
     """Rows share the draw, so that the outputs of equal inputs are equal, and Cov(y_a, y_b) = σ²(x_a·x_b)."""
     model = nn.Linear(3, 1, bias=False).double()
     x = torch.tensor([[1.0, 2, 0], [1, 2, 0], [2, -1, 0], [0, 0, 1]], dtype=float64)
-    draws = favour.sample(model, x, 100_000, {"weight": torch.full((1, 3), 0.25, dtype=float64)}, generator())[..., 0]
+    draws = favour.sample(
+        model, x, 100_000, {"weight": torch.full((1, 3), 0.25, dtype=float64)}, generator()
+    )[..., 0]
     assert torch.equal(draws[:, 0], draws[:, 1])
     with torch.no_grad():
         assert_moments(draws.unsqueeze(1), model(x).T, 0.25 * (x @ x.T).unsqueeze(0))
@@ -182,7 +184,9 @@ def test_sample_correlated_posteriors() -> None:
         J = model[1].weight @ torch.kron(torch.eye(2, dtype=float64), padded.unsqueeze(0))
         draws = favour.sample(model, x, 100_000, joint, generator())
         assert_moments(draws, model(x), (J @ root @ root.T @ J.T).unsqueeze(0))
-        latents = favour.Posterior({}, latents={"0.bias": torch.ones(1, 2).double(), "1.bias": -torch.ones(1, 1).double()})
+        latents = favour.Posterior(
+            {}, latents={"0.bias": torch.ones(1, 2).double(), "1.bias": -torch.ones(1, 1).double()}
+        )
         draws = favour.sample(model, x, 100_000, latents, generator())
         total = model[1].weight.sum() - 1
         assert_moments(draws, model(x), total.square().reshape(1, 1, 1))
@@ -280,7 +284,14 @@ def test_sample_on_symbolic_sizes() -> None:
 
 def test_symbolic_sizes_are_read_as_arithmetic() -> None:
     sizes = {"s0": 7, "s1": 3}
-    for text, value in {"s0": 7, "2*s0 - 1": 13, "(s0 + s1)//2": 5, "Max(1, s1 - s0)": 1, "-s1**2": -9, "Mod(s0, 4)": 3}.items():
+    for text, value in {
+        "s0": 7,
+        "2*s0 - 1": 13,
+        "(s0 + s1)//2": 5,
+        "Max(1, s1 - s0)": 1,
+        "-s1**2": -9,
+        "Mod(s0, 4)": 3,
+    }.items():
         assert _size(text, sizes) == value
     assert _size(5, {}) == 5
     for text in ("s2", "s0.bit_length()", "__import__('os')", "s0 if s1 else 2", "print(1)"):

@@ -31,7 +31,7 @@ def _plain(value: Any) -> bool:
 
 
 def _configuration(model: nn.Module) -> Any:
-    """What a capture depends on besides the values of tensors: modules, their plain attributes, which tensors are tied."""
+    """What a capture depends on besides values: modules, their plain attributes, which tensors are tied."""
     modules = [
         (name, type(module), [(k, v) for k, v in vars(module).items() if k != "training" and _plain(v)])
         for name, module in model.named_modules(remove_duplicate=False)

@@ -111,10 +111,14 @@ def fuse(graph: Graph, uncertain: set[Node]) -> None:
         fused.args = replace_nodes(fused.args, now)
         root, fused.root = fused.root, now(fused.root)
         for inner in fused.body:
-            inner.args = replace_nodes(inner.args, lambda n, a=root, b=fused.root: b if n is a else n)
+            inner.args = replace_nodes(inner.args, _swap(root, fused.root))
     graph.outputs = replace_nodes(graph.outputs, now)
     graph.nodes = nodes
     graph.prune()
+
+
+def _swap(old: Node, new: Node) -> Callable[[Node], Node]:
+    return lambda node: new if node is old else node
 
 
 def _copied(body: list[Node]) -> list[Node]:
@@ -140,8 +144,9 @@ def _body(
 ) -> tuple[Node, list[Node]] | None:
     """Walk back from `node` through element-wise nodes to the one tensor it is a function of.
 
-    The latest open node is expanded first, so that the walk ends at the nearest such tensor past the point where all
-    paths have met; from there it goes on through single element-wise nodes as long as that takes in another bend.
+    The latest open node is expanded first, so that the walk ends at the nearest such tensor past the point
+    where all paths have met; from there it goes on through single element-wise nodes as long as that takes in
+    another bend.
     """
     body: list[Node] = []
     best: tuple[Node, list[Node]] | None = None
@@ -219,7 +224,7 @@ def fused_surrogate(ctx: Context, node: FusedNode, x: Value, known: dict[Node, A
         found = quadrature(value, mean, variance, derivative=derivative, kinks=places.ascending())
         if not partial:
             return found
-        # Part of the Gaussian may lie outside the domain of a logarithm or a root: there f is linearised at the mean.
+        # Part of the Gaussian may lie outside the domain of a logarithm or a root: then f is linearised.
         inside = found.mean.isfinite() & found.slope.isfinite() & found.residual.isfinite()
         tangent = (value(mean), derivative(mean), torch.zeros_like(mean))
         return Moments(*(torch.where(inside, a, b) for a, b in zip(found, tangent, strict=True)))

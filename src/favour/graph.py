@@ -26,9 +26,18 @@ from torch.utils import _pytree as pytree
 
 from favour.errors import CaptureError, InvalidType, InvalidValue, UnsupportedOperation
 from favour.inplace import functionalise
-from favour.node import DROPOUTS, Graph, Node, nodes_in, replace_nodes
+from favour.node import DROPOUTS, Graph, Node, draws_numbers, nodes_in, replace_nodes
 
-__all__ = ["DROPOUTS", "Graph", "Node", "capture", "nodes_in", "replace_nodes", "split_example"]
+__all__ = [
+    "DROPOUTS",
+    "Graph",
+    "Node",
+    "capture",
+    "draws_numbers",
+    "nodes_in",
+    "replace_nodes",
+    "split_example",
+]
 
 aten = torch.ops.aten
 
@@ -104,7 +113,7 @@ def capture(model: nn.Module, example: Any, *, dynamic: Any = None) -> Graph:
     dim = torch.export.Dim.DYNAMIC
     wide = tensors[0].shape[0] if batch >= 2 else 2
     extra = list(dynamic) if dynamic is not None else []
-    shapes = []
+    shapes: list[dict[int, Any] | None] = []
     for i, leaf in enumerate(leaves):
         if not isinstance(leaf, Tensor):
             shapes.append(None)
@@ -120,8 +129,9 @@ def capture(model: nn.Module, example: Any, *, dynamic: Any = None) -> Graph:
         named_shapes = inspect.signature(clone.forward).bind(*arg_shapes, **kwarg_shapes).arguments
     except TypeError as error:
         raise InvalidType(
-            f"`example` holds {len(args)} positional and {len(kwargs)} keyword arguments ({', '.join(kwargs) or 'none'}), "
-            f"which do not fit the model's forward{inspect.signature(clone.forward)}: {error}."
+            f"`example` holds {len(args)} positional and {len(kwargs)} keyword arguments "
+            f"({', '.join(kwargs) or 'none'}), which do not fit the model's "
+            f"forward{inspect.signature(clone.forward)}: {error}."
         ) from error
     try:
         with warnings.catch_warnings(), torch.no_grad():
@@ -196,7 +206,7 @@ def _storages(value: Any) -> set[int]:
 def _from_exported(
     exported: Any, leaves: list[Any], in_spec: pytree.TreeSpec
 ) -> tuple[Graph, dict[Node, Node]]:
-    """Turn an ExportedProgram into a `Graph`, parameters by their (canonical) names; and which node is a view of which."""
+    """Turn an ExportedProgram into a `Graph`, parameters by one name each; and say what is a view of what."""
     kinds = {"PARAMETER": "parameter", "BUFFER": "buffer", "CONSTANT_TENSOR": "constant"}
     specs = {
         spec.arg.name: spec for spec in exported.graph_signature.input_specs if hasattr(spec.arg, "name")
@@ -264,8 +274,8 @@ def _from_exported(
                     views.setdefault(node, table[source])
         else:
             raise CaptureError(
-                f"torch.export produced a `{fx_node.op}` node ({fx_node.target}); favour reads plain call graphs "
-                "only. Control-flow operators (torch.cond, scan, while_loop) have no rule."
+                f"torch.export produced a `{fx_node.op}` node ({fx_node.target}); favour reads plain "
+                "calls only. Control-flow operators (torch.cond, scan, while_loop) have no rule."
             )
         table[fx_node] = node
         nodes.append(node)
@@ -281,7 +291,7 @@ def _from_exported(
 
 
 def _freeze_norms(graph: Graph) -> None:
-    """What follows the training flag but is no posterior: norms use running statistics, RReLU its mean slope."""
+    """What follows the training flag but is no posterior: norms use running statistics, RReLU its mean."""
     for node in graph.nodes:
         if node.kind == "call" and node.target is aten.rrelu.default:
             lower, upper = node.args[1:3]

@@ -126,8 +126,8 @@ def _target(name: str) -> Any:
         raise CorruptFile(f"the file uses an operation `{name}` that this version of torch does not have.")
     if found not in RULES and (namespace not in ("aten", "favour") or packet in _FORBIDDEN):
         raise CorruptFile(
-            f"the file uses an operation `{name}`, which is outside aten and has no rule; if you trust it, register a rule "
-            "for it before loading."
+            f"the file uses an operation `{name}`, which is outside aten and has no rule; if you trust it, "
+            "register a rule for it before loading."
         )
     return found
 

@@ -82,16 +82,17 @@ def functionalise(graph: Graph, views: Mapping[Node, Node]) -> None:
         views: For each node whose result shares memory with one of its arguments, that argument.
 
     Raises:
-        UnsupportedOperation: A write into a view with no known inverse reaches the output, or an operation has no
-            out-of-place form.
+        UnsupportedOperation: A write into a view with no known inverse reaches the output, or an operation
+            has no out-of-place form.
     """
     _Rewriter(graph, views).run()
     graph.prune()
     for node in graph.nodes:
         if node.target is LOST:
             raise UnsupportedOperation(
-                f"the in-place operation at {node.place} writes into a view made by `{node.kwargs['view']}` of a "
-                "tensor that is used again; write the model without the in-place operation."
+                f"the in-place operation at {node.place} writes into a view made by "
+                f"`{node.kwargs['view']}` of a tensor that is used again; write the model without "
+                "the in-place operation."
             )
 
 
@@ -172,7 +173,7 @@ class _Rewriter:
             return False
         if torch.Tag.inplace_view in node.target.tags:
             raise UnsupportedOperation(
-                f"`{node.target}` at {node.place} changes a tensor's shape in place; use the form without `_`."
+                f"`{node.target}` at {node.place} changes a shape in place; use the form without `_`."
             )
         return True
 
@@ -207,8 +208,8 @@ class _Rewriter:
             random = torch.Tag.nondeterministic_seeded in node.target.tags
             if plain is None and not random:  # random ones are refused together with others, when planning
                 raise UnsupportedOperation(
-                    f"`{node.target}` at {node.place} writes into its argument and has no out-of-place form here; "
-                    "write the model without it."
+                    f"`{node.target}` at {node.place} writes into its argument and has no out-of-place "
+                    "form here; write the model without it."
                 )
             node.target = plain or node.target
             converted = converted or node.target._schema.name.split("::")[1] in _COMPARISONS
@@ -272,7 +273,7 @@ class _Rewriter:
 
 
 def _piece(pieces: Node, base: Node, index: int) -> tuple | None:
-    """How piece `index` of `split`, `chunk` or `unbind` is written back: an overload and its further arguments."""
+    """How piece `index` of `split`, `chunk` or `unbind` is written back: an overload and its arguments."""
     if pieces.target not in _PIECES or base.shape is None:
         return None
     dim = pieces.args[-1] if len(pieces.args) > (1 if pieces.target is aten.unbind.int else 2) else 0

@@ -134,3 +134,16 @@ DROPOUTS = {
     aten.feature_alpha_dropout.default,
     torch.ops.favour.dropout.default,
 }
+
+
+def draws_numbers(node: Node) -> bool:
+    """Whether a call is random beside the dropouts favour knows; a recurrent layer without dropout is not."""
+    tags = getattr(node.target, "tags", ())
+    if node.kind != "call" or node.target in DROPOUTS or torch.Tag.nondeterministic_seeded not in tags:
+        return False
+    given = {a.name: a.default_value for a in node.target._schema.arguments if a.has_default_value()}
+    given |= {a.name: value for a, value in zip(node.target._schema.arguments, node.args, strict=False)}
+    given |= node.kwargs
+    silent = [given.get(name) == 0 for name in ("dropout", "dropout_p") if name in given]
+    silent += [given[name] is False for name in ("train", "training") if name in given]
+    return not any(silent)

@@ -7,21 +7,22 @@ or when it is a live dropout. Everything else is run as the model wrote it. A pl
 2. marks the uncertain nodes,
 3. fuses element-wise code on one uncertain tensor (`fusion`),
 4. looks up a rule for each uncertain node and reports all that are missing in one message,
-5. finds where the forward methods may compress: a step is *closed* when nothing uncertain but its own result is
-   still to be read, neither a tensor nor a draw of a parameter that will be used again.
+5. finds where the forward methods may compress: a step is *closed* when nothing uncertain but its own result
+   is still to be read, neither a tensor nor a draw of a parameter that will be used again.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from favour.errors import InvalidType, InvalidValue, ShapeMismatch, UnknownName, UnsupportedOperation
+from favour.errors import InvalidType, ShapeMismatch, UnknownName, UnsupportedOperation
 from favour.fusion import FusedNode, fuse
-from favour.graph import DROPOUTS, Graph, Node, nodes_in, replace_nodes
+from favour.graph import DROPOUTS, Graph, Node, draws_numbers, nodes_in, replace_nodes
 from favour.posterior import Posterior
 from favour.rules.dropout import check_rate
 from favour.rules.registry import RULES, Rule
@@ -141,8 +142,8 @@ def _rate_node(p: torch.Tensor, node: Node, constants: dict[str, torch.Tensor]) 
         a not in (1, b) for a, b in zip(reversed(p.shape), reversed(event), strict=False)
     ):
         raise ShapeMismatch(
-            f"`dropout` gives `{node.module}` rates of shape {tuple(p.shape)}, which do not broadcast to its event "
-            f"{_sizes(event)}; give one number, or one for each neuron."
+            f"`dropout` gives `{node.module}` rates of shape {tuple(p.shape)}, which do not broadcast to "
+            f"its event {_sizes(event)}; give one number, or one for each neuron."
         )
     name = f"{node.name}_rate"
     constants[name] = p.detach().to(node.dtype)
@@ -262,11 +263,11 @@ def _steps(graph: Graph, uncertain: set[Node], posterior: Posterior) -> list[Ste
         if random and last_read.get(node, -1) > i:
             alive.add(node)
         alive -= {n for n in done.get(i, []) if n is not node}
-        # Several results at once (`split`) are still to be read: compressing each alone would lose what they share.
+        # Several results at once (`split`), compressed one by one, would lose what they share.
         several = node.kind == "call" and node.shape is None
         closed = not several and alive <= {node} and not any(first <= i < last for first, last in spans)
         if node.kind == "call":
-            forked = len(users[node]) + (node in outputs) > 1
+            forked = _reads(node, users, outputs) > 1
             steps.append(
                 Step(
                     node,
@@ -280,13 +281,20 @@ def _steps(graph: Graph, uncertain: set[Node], posterior: Posterior) -> list[Ste
     return steps
 
 
+def _reads(node: Node, users: Mapping[Node, Collection[Node]], outputs: Collection[Node]) -> int:
+    """How often a result is read; the readers of one of several results count for all of them."""
+    return (node in outputs) + sum(
+        _reads(user, users, outputs) if user.target is operator.getitem else user.inputs.count(node)
+        for user in users[node]
+    )
+
+
 def _check(graph: Graph, uncertain: set[Node]) -> None:
     """Raise one error that lists everything that cannot be done."""
     problems: list[str] = []
     batch = next((n.shape[0] for n in graph.inputs if n is not None and n.shape), None)
     for node in graph.nodes:
-        tags = getattr(node.target, "tags", ())
-        if node.kind == "call" and torch.Tag.nondeterministic_seeded in tags and node.target not in DROPOUTS:
+        if draws_numbers(node):
             problems.append(
                 f"`{node.target}` at {node.place} draws random numbers in a way favour does not know"
             )
@@ -310,21 +318,16 @@ def _check(graph: Graph, uncertain: set[Node]) -> None:
             )
         elif node.shape is not None and node.shape and node.shape[0] != batch:
             problems.append(
-                f"`{node.target}` at {node.place} makes a tensor of shape {_sizes(node.shape)}, whose first dimension is "
-                f"not the batch ({batch}); uncertain tensors keep the batch in front"
+                f"`{node.target}` at {node.place} makes a tensor of shape {_sizes(node.shape)}, whose first "
+                f"dimension is not the batch ({batch}); uncertain tensors keep the batch in front"
             )
     if problems:
         lines = "\n".join(f"  - {p}" for p in dict.fromkeys(problems))
         raise UnsupportedOperation(
-            f"favour cannot propagate uncertainty through {len(problems)} operation(s) of this model:\n{lines}\n"
-            "Register a rule with `@favour.rule(overload)` (see docs/adding-a-rule.md), or rewrite those lines."
+            f"favour cannot propagate uncertainty through {len(problems)} operation(s):\n{lines}\n"
+            "Register a rule with `@favour.rule(...)` (see docs/adding-a-rule.md), or rewrite those lines."
         )
 
 
 def _sizes(shape: tuple[int | str, ...]) -> str:
     return "(" + ", ".join(str(s) for s in shape) + ")"
-
-
-def check_activation(mode: str) -> None:
-    if mode not in ("price", "matched", "taylor"):
-        raise InvalidValue(f"`activation` is {mode!r}; choose 'price', 'matched' or 'taylor'.")

@@ -20,6 +20,7 @@ from favour.belief import Belief
 from favour.errors import CorruptFile, InvalidType, InvalidValue
 from favour.graph import Graph, capture
 from favour.graph_io import graph_from_json, graph_to_json, read_file, write_file
+from favour.methods.choice import Choice, choose
 from favour.methods.engine import Settings, infer
 from favour.plan import Plan, configure, converted, make_plan, truncate
 from favour.posterior import Posterior
@@ -109,6 +110,7 @@ class Predictor(nn.Module):
         if model is not None:
             self._link(model)
         self._plans: dict[frozenset[str], Plan] = {}
+        self._choices: dict[frozenset[str], Choice] = {}
         self._cache: dict[tuple[str, str], Cached] = {}
         self._starts: dict[str, Tensor] = {}
         self._checked: dict[str, tuple[Tensor, int | None]] = {}
@@ -142,8 +144,8 @@ class Predictor(nn.Module):
     def refresh(self) -> None:
         """Pick up tensors that were replaced in the model, and check changed ones for NaN and infinity.
 
-        Called by every eager prediction. A predictor inside `torch.compile` reads the tensors in place and needs this only
-        after `load_state_dict(assign=True)`.
+        Called by every eager prediction. A predictor inside `torch.compile` reads the tensors in place, and
+        needs this only after `load_state_dict(assign=True)`.
         """
         for name, (owner, attribute) in self._owners.items():
             tensor = getattr(owner, attribute)
@@ -161,7 +163,8 @@ class Predictor(nn.Module):
             return
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise InvalidValue(
-                f"parameter `{name}` of shape {tuple(tensor.shape)} holds NaN or infinity; load sound weights first."
+                f"parameter `{name}` of shape {tuple(tensor.shape)} holds NaN or infinity; load sound "
+                "weights first."
             )
         self._checked[name] = (tensor, version)
 
@@ -216,12 +219,18 @@ class Predictor(nn.Module):
             check_inputs(self.graph, leaves)
         posterior = self.posterior()
         values, sources = self._values(leaves, posterior)
-        plan = self._plan(frozenset(name for name, _ in sources), posterior)
+        key = frozenset(name for name, _ in sources)
+        plan = self._plan(key, posterior)
         if posterior.names:
             self._attach(values, plan, posterior)
-        ctx = Context(activation=self.settings.activation, cache=self._cached)
-        beliefs = infer(plan, plan.bind(values), self.settings, ctx, sources, self._starts)
+        beliefs = infer(
+            plan, plan.bind(values), self.settings, self._choices[key], self._context(), sources, self._starts
+        )
         return pytree.tree_unflatten(beliefs, self.graph.out_spec)
+
+    def _context(self) -> Context:
+        short = torch.bfloat16 if self.settings.precision == "bf16" else None
+        return Context(activation=self.settings.activation, short=short, cache=self._cached)
 
     def rehearse(self, example: Any) -> None:
         """Run once on a small example: plans, caches and starts are made, and what cannot work fails now."""
@@ -250,8 +259,8 @@ class Predictor(nn.Module):
         leaves, spec = pytree.tree_flatten((args, ordered), is_leaf=lambda t: isinstance(t, Belief))
         if spec != self.graph.in_spec and not torch.compiler.is_compiling():
             raise InvalidType(
-                f"the predictor was compiled for arguments of structure {self.graph.in_spec}, and was called with {spec}; "
-                "call it the way the example was given."
+                f"the predictor was compiled for arguments of structure {self.graph.in_spec}, and was called "
+                f"with {spec}; call it the way the example was given."
             )
         return leaves
 
@@ -282,6 +291,7 @@ class Predictor(nn.Module):
     def _plan(self, uncertain: frozenset[str], posterior: Posterior) -> Plan:
         if uncertain not in self._plans:
             self._plans[uncertain] = make_plan(self.graph, uncertain, posterior)
+            self._choices[uncertain] = choose(self._plans[uncertain], self.settings)
         return self._plans[uncertain]
 
     def _attach(self, values: dict[str, Any], plan: Plan, posterior: Posterior) -> None:
@@ -307,8 +317,8 @@ class Predictor(nn.Module):
         """`function(tensor)`, kept per step until the tensor changes."""
         key = (step, name)
         if torch.compiler.is_compiling():
-            # Versions cannot be read here. Cheap values are recomputed in the graph; a decomposition is taken from the
-            # last eager call.
+            # Versions cannot be read here. Cheap values are recomputed in the graph; a decomposition is taken
+            # from the last eager call.
             kept = self._cache.get(key)
             return kept.value if kept is not None and name.startswith("svd") else function(tensor)
         version = version_of(tensor)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 
 from favour.errors import InvalidType, InvalidValue, UnsupportedOperation
-from favour.graph import DROPOUTS, Graph, Node, replace_nodes
+from favour.graph import DROPOUTS, Graph, Node, draws_numbers, replace_nodes
 from favour.plan import mark_uncertain
 from favour.posterior import Posterior
 
 aten = torch.ops.aten
 
-# Draws are run in chunks of about this many bytes of activations: large enough to amortise calls, small enough for caches.
+# Bytes of activations in one chunk of draws: large enough to amortise calls, small enough for caches.
 DEFAULT_MEMORY = 64 * 2**20
 
 _ELEMENTWISE_DROPOUT = {aten.dropout.default, torch.ops.favour.dropout.default}
@@ -55,11 +55,7 @@ class Sampler:
         self.tail = [n for n in calls if n in late]
         self.dropouts = [n for n in self.tail if n.target in DROPOUTS]
         unknown = [n for n in self.dropouts if n.target not in _ELEMENTWISE_DROPOUT]
-        unknown += [
-            n
-            for n in calls
-            if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) and n.target not in DROPOUTS
-        ]
+        unknown += [n for n in calls if draws_numbers(n)]
         if unknown:
             places = "; ".join(f"`{n.target}` at {n.place}" for n in unknown)
             raise UnsupportedOperation(f"the sampler does not know how to draw: {places}.")
@@ -226,11 +222,11 @@ _OPERATORS = {
     ast.Pow: operator.pow,
     ast.Mod: operator.mod,
 }
-_FUNCTIONS = {"Max": max, "Min": min, "Mod": operator.mod}
+_FUNCTIONS: dict[str, Callable[..., int]] = {"Max": max, "Min": min, "Mod": operator.mod}
 
 
 def _size(size: int | str, sizes: Mapping[str, int]) -> int:
-    """The value of a symbolic size such as `2*s0`. Read as arithmetic, never evaluated as code: it may be from a file."""
+    """The value of a symbolic size such as `2*s0`, maybe from a file: arithmetic, never run as code."""
 
     def value(e: ast.AST) -> int:
         if isinstance(e, ast.Expression):

@@ -40,6 +40,8 @@ class LinearMap:
         transpose: g ↦ Gᵀg, (F, *output shape) to (F, *input shape).
         square: v ↦ (G∘G)v, (*input shape) to (*output shape); carries variances of independent entries.
         disjoint: Each input entry feeds at most one output entry, so that G diag(v) Gᵀ stays diagonal.
+        any_batch: The same for every input of a batch, and takes covectors with a batch of one.
+        is_identity: G = I.
         compressed: Given q, the same map through a rank-q approximation of its weight, where there is one.
     """
 
@@ -47,18 +49,20 @@ class LinearMap:
     transpose: Callable[[Tensor], Tensor]
     square: Callable[[Tensor], Tensor]
     disjoint: bool = False
+    any_batch: bool = False
+    is_identity: bool = False
     compressed: Callable[[int], LinearMap] | None = None
 
 
 def identity() -> LinearMap:
     """G = I."""
-    return LinearMap(lambda d: d, lambda g: g, lambda v: v, disjoint=True)
+    return LinearMap(lambda d: d, lambda g: g, lambda v: v, disjoint=True, any_batch=True, is_identity=True)
 
 
 def scaling(factor: Tensor | float) -> LinearMap:
     """G = diag(factor), `factor` broadcasting to the input's shape without enlarging it."""
     return LinearMap(
-        lambda d: d * factor, lambda g: g * factor, lambda v: v * (factor * factor), disjoint=True
+        lambda d: d * factor, lambda g: g * factor, lambda v: v * (factor * factor), disjoint=True, any_batch=True
     )
 
 
@@ -109,7 +113,8 @@ class Noise(ABC):
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
     """Σ_event a_f b_g: (F, batch, *event) and (G, batch, *event) to (batch, F, G)."""
-    return torch.einsum("fbn,gbn->bfg", flat(a), flat(b))
+    wide = torch.promote_types(a.dtype, b.dtype)  # covectors may be in a shorter format than variances
+    return torch.einsum("fbn,gbn->bfg", flat(a).to(wide), flat(b).to(wide))
 
 
 def flat(v: Tensor) -> Tensor:
@@ -119,7 +124,7 @@ def flat(v: Tensor) -> Tensor:
 
 def diagonal_columns(scale: Tensor) -> Tensor:
     """diag(scale) as explicit columns: (batch, *event) to (n, batch, *event)."""
-    rows = scale.reshape(scale.shape[0], -1)  # (batch, n)
+    rows = flat(scale.unsqueeze(0)).squeeze(0)  # (batch, n)
     n = rows.shape[1]
     eye = torch.eye(n, dtype=scale.dtype, device=scale.device)
     return (eye.unsqueeze(1) * rows).reshape(n, *scale.shape)

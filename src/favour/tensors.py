@@ -64,7 +64,7 @@ def matched(posterior: Posterior, parameters: Mapping[str, Tensor]) -> Posterior
 
 
 def renamed(posterior: Posterior, aliases: Mapping[str, str], names: set[str]) -> Posterior:
-    """The posterior under the graph's own names for tied parameters, without parameters the graph never reads."""
+    """The posterior under the graph's own names for tied parameters, without those the graph never reads."""
 
     def own(name: str) -> str:
         return aliases.get(name, name)

@@ -29,7 +29,7 @@ MOST_LINES = 8  # with more of them the places of kinks are not followed
 
 @dataclass
 class Traced:
-    """An intermediate of a fused body: value, slope d/dx, and the lines a·x + b it consists of, None if it is curved."""
+    """An intermediate of a fused body: value, slope d/dx, and the lines it consists of, None if curved."""
 
     value: Any
     slope: Any = 0.0

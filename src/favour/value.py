@@ -110,6 +110,7 @@ class Context:
         place: Module path and source line, for messages.
         shared: Scratch space that lives as long as one prediction; tied parameters meet here.
         step: Name of the node that is being computed.
+        short: Dtype of large products with deviations, covectors and variances; None leaves the model's own.
         cache: `cache(step, name, tensor, function)`, see `cached`.
     """
 
@@ -118,8 +119,13 @@ class Context:
     place: str = ""
     shared: dict[Hashable, Any] = field(default_factory=dict)
     step: str = ""
+    short: torch.dtype | None = None
     cache: Callable[[str, str, Tensor, Callable[[Tensor], Any]], Any] | None = None
 
     def cached(self, name: str, tensor: Tensor, function: Callable[[Tensor], Any]) -> Any:
         """`function(tensor)`, kept until the tensor changes. `name` tells several such values of one step apart."""
         return function(tensor) if self.cache is None else self.cache(self.step, name, tensor, function)
+
+    def shortened(self, tensor: Tensor) -> Tensor:
+        """A weight in the dtype that products with deviations, covectors and variances use."""
+        return tensor if self.short is None else tensor.to(self.short)

@@ -7,10 +7,14 @@ transposed maps; covectors add where paths meet. With A_s the accumulated covect
 
 Nothing is truncated: for given surrogates this is the exact covariance, residual branches and tied parameters included.
 A draw shared by several operations (equal `Noise.key`) collects Bᵀg over all of them before its Gram matrix is taken.
-
 The sum over sources is the attribution of the variance.
 
-Cost in forward passes, for k covectors: 2 for means and variances, and k for the way back.
+Two savings. Covectors are the same for every input until they meet the first map that is not, so they start with a batch
+of one. And independent element-wise draws on either side of an identity (the residual of a ReLU and the dropout behind it) share
+their covectors, so their variances are added before the Gram matrix is taken, once.
+
+Cost in forward passes, for k covectors: 1 for the mean, then, over the part behind the first noise, 1 for variances and k for
+the way back.
 """
 
 from __future__ import annotations
@@ -20,26 +24,35 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from favour.methods.forward import Sweep
-from favour.surrogate import LatentNoise, inner
+from favour.methods.forward import Entry, Sweep
+from favour.surrogate import DiagonalNoise, LatentNoise, inner
 from favour.value import Value
+
+Inputs = list[tuple[str, Value, Value]]
 
 
 def reverse(
-    sweep: Sweep, output: Value, covectors: Tensor, inputs: list[tuple[str, Value, Value]]
+    sweep: Sweep, output: Value, covectors: Tensor, inputs: Inputs, *, apart: bool = False
 ) -> dict[str, Tensor]:
     """Covariance of the outputs in the given directions, by source.
 
     Args:
         sweep: A forward sweep with its tape.
         output: The value whose covariance is wanted.
-        covectors: (k, batch, *event).
+        covectors: (k, batch or 1, *event).
         inputs: Uncertain inputs: name, the value as given (its covariance is exact) and the value the sweep saw.
+        apart: Keep every source apart; otherwise what can be added early is.
 
     Returns:
         Source label to (batch, k, k). Their sum is the covariance.
     """
+    batch = output.mean.shape[0]
+    readers: dict[int, int] = {}
+    for entry in sweep.tape:
+        for x, _ in entry.surrogate.maps:
+            readers[id(x)] = readers.get(id(x), 0) + 1
     waiting: dict[int, Tensor] = {id(output): covectors}
+    carried: dict[int, Tensor] = {}  # variances waiting at a value for its covectors
     parts: dict[str, Tensor] = {}
     shared: dict[Hashable, tuple[str, Tensor]] = {}
 
@@ -50,29 +63,56 @@ def reverse(
         g = waiting.pop(id(entry.value), None)
         if g is None:
             continue
+        variance = carried.pop(id(entry.value), None)
+        label = "noise" if not apart else ""
         for noise in entry.surrogate.noises:
-            if noise.key is None:
-                add(noise.label, noise.gram(g))
-            else:
+            if noise.key is not None:
                 assert isinstance(noise, LatentNoise)
-                pulled = noise.pull(g)
-                label, total = shared.get(noise.key, (noise.label, None))
-                shared[noise.key] = (label, pulled if total is None else total + pulled)
+                pulled = noise.pull(_whole(g, batch))
+                first, total = shared.get(noise.key, (noise.label, None))
+                shared[noise.key] = (first, pulled if total is None else total + pulled)
+            elif isinstance(noise, DiagonalNoise) and not apart:
+                variance = noise.variance if variance is None else variance + noise.variance
+            else:
+                add(noise.label, noise.gram(_whole(g, batch)))
+        if variance is not None:
+            ahead = _single_identity(entry, readers)
+            if ahead is not None:
+                carried[id(ahead)] = variance
+            else:
+                add(label, inner(g * variance, g))
         for x, G in entry.surrogate.maps:
-            back = G.transpose(g)
+            back = G.transpose(g if G.any_batch else _whole(g, batch))
             waiting[id(x)] = waiting[id(x)] + back if id(x) in waiting else back
     for label, pulled in shared.values():
         add(label, inner(pulled, pulled))
-    for name, value, seen_value in inputs:
-        g = waiting.get(id(seen_value))
+    for name, value, seen in inputs:
+        g = waiting.get(id(seen))
         if g is None:
             continue
+        g = _whole(g, batch)
+        left = carried.pop(id(seen), None)
+        if left is not None:
+            add("noise", inner(g * left, g))
         if value.diag is not None:
             add(name, inner(g * value.diag, g))
         if value.factor is not None:
-            seen = inner(g, value.factor)
-            add(name, seen @ seen.mT)
+            weights = inner(g, value.factor)
+            add(name, weights @ weights.mT)
     return parts
+
+
+def _single_identity(entry: Entry, readers: dict[int, int]) -> Value | None:
+    """The argument, if the operation only adds noise to it and nobody else reads it."""
+    if len(entry.surrogate.maps) != 1:
+        return None
+    ((x, G),) = entry.surrogate.maps
+    return x if G.is_identity and readers.get(id(x)) == 1 else None
+
+
+def _whole(g: Tensor, batch: int) -> Tensor:
+    """Covectors for every input."""
+    return g if g.shape[1] == batch else g.expand(g.shape[0], batch, *g.shape[2:])
 
 
 def total(parts: dict[str, Tensor], like: Tensor, k: int) -> Tensor:
@@ -80,11 +120,13 @@ def total(parts: dict[str, Tensor], like: Tensor, k: int) -> Tensor:
     result: Tensor | None = None
     for part in parts.values():
         result = part if result is None else result + part
-    return like.new_zeros(like.shape[0], k, k) if result is None else result
+    if result is None:
+        return like.new_zeros(like.shape[0], k, k)
+    return result.to(like.dtype).expand(like.shape[0], k, k)
 
 
 def all_outputs(mean: Tensor) -> Tensor:
-    """One covector per output entry: the identity, (n, batch, *event)."""
-    n = mean[:1].numel() if mean.shape[0] else mean.flatten(1).shape[1]
+    """One covector per output entry: the identity, (n, 1, *event), the same for every input."""
+    n = mean[0].numel() if mean.shape[0] else mean.flatten(1).shape[1] if mean.ndim > 1 else 1
     eye = torch.eye(n, dtype=mean.dtype, device=mean.device)
-    return eye.reshape(n, 1, *mean.shape[1:]).expand(n, *mean.shape)
+    return eye.reshape(n, 1, *mean.shape[1:])

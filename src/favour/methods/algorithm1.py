@@ -23,6 +23,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from favour.surrogate import flat
+
 
 def decompose(
     matmul: Callable[[Tensor], Tensor],
@@ -43,7 +45,7 @@ def decompose(
     """
     r = start.shape[0]
     shape = (r, *diagonal.shape)
-    target = diagonal.reshape(diagonal.shape[0], -1)  # (batch, n)
+    target = flat(diagonal.unsqueeze(0)).squeeze(0)  # (batch, n)
     V = start.expand(shape).reshape(r, *target.shape)
     for _ in range(iterations):
         norms = _norms(V)

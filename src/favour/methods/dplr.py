@@ -68,7 +68,9 @@ class Pending:
 
     def gram(self, g: Tensor) -> Tensor:
         """g M gᵀ, (batch, F, F)."""
-        total = torch.zeros((), dtype=g.dtype, device=g.device) if self.diag is None else inner(g * self.diag, g)
+        total = (
+            torch.zeros((), dtype=g.dtype, device=g.device) if self.diag is None else inner(g * self.diag, g)
+        )
         for G, variance in self.spread:
             back = G.transpose(g)
             total = total + inner(back * variance, back)
@@ -113,6 +115,7 @@ class Compressed(Representation):
         self.weight_rank = weight_rank
         self.small_output = SMALL_OUTPUT if small_output is None else small_output
         self.dense: dict[str, Tensor] = {}
+        self.count = 0  # names of columns: an operation may have several results
 
     def absorb(self, surrogate: Surrogate, step: Step) -> Value:
         maps = [(x, self._cheap(G)) for x, G in surrogate.maps]
@@ -144,10 +147,11 @@ class Compressed(Representation):
                 diag = pending.diag
         else:
             diag = self._compress(pending, step, size, blocks) if mixed else pending.diag
-            if diag is not None and step.forked and self.rank >= size:
-                # Exact mode: what is independent now will reach two places, so it needs columns to stay aligned.
-                blocks[("fork", step.node.name)] = diagonal_columns(diag.clamp_min(0).sqrt())
-                diag = None
+        if diag is not None and step.forked and self.rank >= size:
+            # Exact mode: what is independent now will reach two places, so it needs columns to stay aligned.
+            self.count += 1
+            blocks[("fork", self.count)] = diagonal_columns(diag.clamp_min(0).sqrt())
+            diag = None
         return Value(surrogate.mean, diag, blocks)
 
     def _cheap(self, G: LinearMap) -> LinearMap:
@@ -160,7 +164,7 @@ class Compressed(Representation):
             if columns.shape[0] > max(size, self.rank):
                 rows = flat(columns).permute(1, 0, 2)  # (batch, k, n)
                 triangle = torch.linalg.qr(rows, mode="reduced").R  # RᵀR = Σ_k c_k c_kᵀ
-                columns = triangle.permute(1, 0, 2).reshape(-1, *columns.shape[1:])
+                columns = triangle.permute(1, 0, 2).reshape(triangle.shape[1], *columns.shape[1:])
             blocks[self._name(step)] = columns
             return pending.diag
         if self.rank == 0:

@@ -1,100 +1,39 @@
-"""Which method to run with which settings, and from its sweep to beliefs."""
+"""From a plan and settings to beliefs: picks the method, runs its sweeps, and shapes the result."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from favour.belief import Belief
-from favour.covariance import Covariance, Dense, DiagonalPlusFactor
-from favour.errors import InvalidType, InvalidValue
+from favour.covariance import Covariance, Dense, DiagonalPlusFactor, Directional
 from favour.graph import Node
 from favour.methods import adjoint
+from favour.methods.choice import DEFAULT_RANK, Choice
+from favour.methods.directions import given_directions, softmax_directions
 from favour.methods.dplr import Compressed, Start, given_start
-from favour.methods.forward import DiagonalOnly, Explicit, Representation, run
+from favour.methods.forward import DiagonalOnly, Explicit, Representation, Sweep, run
+from favour.methods.settings import Settings
 from favour.methods.start import random_start, warm_start
-from favour.plan import Plan, check_activation
-from favour.surrogate import inner
+from favour.plan import Plan
+from favour.surrogate import flat
 from favour.value import Context, Value
 
-METHODS = ("auto", "adjoint", "dplr", "full", "diag")
+__all__ = ["Settings", "infer", "infer_parts"]
 
-# Ranks where the user names none.
-DEFAULT_RANK = {"dplr": 4, "adjoint": 0}
-
-# `auto` takes the reverse sweep over all outputs up to this many.
-FEW_OUTPUTS = 64
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The keyword arguments of `favour.compile` that concern the method."""
-
-    method: str = "auto"
-    rank: int | None = None
-    iterations: int = 2
-    activation: str = "price"
-    weight_rank: int | None = None
-    directions: Any = None
-    precision: str | None = None
-    start: Any = None
-    seed: int = 0
-    memory: int | None = None
-
-    def validate(self) -> None:
-        """Raise for values that make no sense."""
-        if self.method not in METHODS:
-            raise InvalidValue(f"`method` is {self.method!r}; choose one of {', '.join(METHODS)}.")
-        check_activation(self.activation)
-        for name, least in (("rank", 0), ("iterations", 0), ("weight_rank", 1), ("seed", 0), ("memory", 1)):
-            value = getattr(self, name)
-            if value is None and name not in ("iterations", "seed"):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise InvalidType(f"`{name}` is {value!r}; a whole number is needed.")
-            if value < least:
-                raise InvalidValue(f"`{name}` is {value}; it must be at least {least}.")
-        if self.precision not in (None, "tf32", "bf16"):
-            raise InvalidValue(f"`precision` is {self.precision!r}; choose None, 'tf32' or 'bf16'.")
-        if self.start not in (None, "warm", "random") and not isinstance(self.start, Mapping):
-            raise InvalidValue(f"`start` is {self.start!r}; choose None, 'warm', 'random' or a mapping from module name.")
-
-    def describe(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """JSON-able settings, and the tensors among them."""
-        plain: dict[str, Any] = {}
-        tensors: dict[str, Tensor] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, Tensor):
-                tensors[field.name] = value
-            elif isinstance(value, Mapping):
-                plain[field.name] = {"keys": list(value)}
-                tensors |= {f"{field.name}.{k}": v for k, v in value.items()}
-            else:
-                plain[field.name] = value
-        return plain, tensors
-
-    @classmethod
-    def restore(cls, plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Settings:
-        """The inverse of `describe`."""
-        known: dict[str, Any] = dict(plain)
-        for name, value in plain.items():
-            if isinstance(value, dict):
-                known[name] = {k: tensors[f"{name}.{k}"] for k in value["keys"]}
-        known |= {k: v for k, v in tensors.items() if "." not in k}
-        return cls(**known)
+Sources = list[tuple[str, Value]]
 
 
 def infer(
     plan: Plan,
     values: dict[Node, Any],
     settings: Settings,
+    choice: Choice,
     ctx: Context,
-    sources: list[tuple[str, Value]],
+    sources: Sources,
     starts: dict[str, Tensor],
 ) -> list[Any]:
     """Run a method over a plan: one belief per floating-point output, other outputs as they are.
@@ -102,36 +41,60 @@ def infer(
     Args:
         plan: The steps.
         values: Leaves of the graph by node.
-        settings: Method and its parameters.
+        settings: The method's parameters.
+        choice: The method, and how many covectors it takes.
         ctx: For the rules.
         sources: Uncertain inputs by name.
         starts: Random starts by step name; filled in eager calls.
     """
-    method = _method(plan, settings)
-    if method == "adjoint":
-        return _adjoint(plan, values, settings, ctx, sources, starts)
-    representation = _representation(method, settings, starts)
-    _take_in(representation, sources, plan)
+    if choice.method == "adjoint":
+        sweep, inputs = _forward_for_adjoint(plan, values, settings, ctx, sources, starts)
+        return [
+            _adjoint_belief(_result(o, sweep), sweep, inputs, settings, choice.covectors)
+            for o in plan.outputs
+        ]
+    representation = _representation(choice.method, settings, starts)
+    _take_in(representation, sources)
     sweep = run(plan, values, representation, ctx)
     beliefs = []
     for output in plan.outputs:
-        value = sweep.values[output] if isinstance(output, Node) else output
-        dense = representation.dense.get(value.name) if isinstance(representation, Compressed) and isinstance(value, Value) else None
-        beliefs.append(_belief(value, Dense(dense, value.mean.shape[1:]) if dense is not None else None))
+        value = _result(output, sweep)
+        matrix = (
+            representation.dense.get(value.name)
+            if isinstance(representation, Compressed) and isinstance(value, Value)
+            else None
+        )
+        beliefs.append(_belief(value, None if matrix is None else Dense(matrix, value.mean.shape[1:])))
     return beliefs
 
 
-def _method(plan: Plan, settings: Settings) -> str:
-    if settings.method != "auto":
-        return settings.method
-    entries = 0
+def infer_parts(
+    plan: Plan,
+    values: dict[Node, Any],
+    settings: Settings,
+    ctx: Context,
+    sources: Sources,
+    starts: dict[str, Tensor],
+) -> list[tuple[Any, dict[str, Tensor]]]:
+    """The reverse sweep over all outputs with its sources kept apart: for each output, variances by source."""
+    sweep, inputs = _forward_for_adjoint(plan, values, settings, ctx, sources, starts)
+    result: list[tuple[Any, dict[str, Tensor]]] = []
     for output in plan.outputs:
-        if isinstance(output, Node) and output in plan.uncertain and output.shape is not None:
-            size = 1
-            for s in output.shape[1:]:
-                size *= s if isinstance(s, int) else FEW_OUTPUTS
-            entries += size
-    return "adjoint" if entries <= FEW_OUTPUTS else "dplr"
+        value = _result(output, sweep)
+        if not isinstance(value, Value):
+            result.append((value, {}))
+            continue
+        grams = adjoint.reverse(sweep, value, adjoint.all_outputs(value.mean), inputs, apart=True)
+        shares = {
+            label: gram.diagonal(dim1=1, dim2=2).expand(value.mean.shape[0], -1).reshape(value.mean.shape)
+            for label, gram in grams.items()
+        }
+        result.append((value.mean, shares))
+    return result
+
+
+def _result(output: Any, sweep: Sweep) -> Any:
+    return sweep.values[output] if isinstance(output, Node) else output
 
 
 def _representation(method: str, settings: Settings, starts: dict[str, Tensor]) -> Representation:
@@ -140,17 +103,56 @@ def _representation(method: str, settings: Settings, starts: dict[str, Tensor]) 
         return Explicit()
     if method == "diag" or (method == "adjoint" and rank == 0):
         return DiagonalOnly()
-    start: Start = random_start(starts, settings.seed) if settings.start == "random" else warm_start(starts, settings.seed)
+    start: Start = (
+        random_start(starts, settings.seed)
+        if settings.start == "random"
+        else warm_start(starts, settings.seed)
+    )
     if isinstance(settings.start, Mapping):
         start = given_start(settings.start, start)
     small = 0 if method == "adjoint" else None
     return Compressed(rank, settings.iterations, start, settings.weight_rank, small)
 
 
-def _take_in(representation: Representation, sources: list[tuple[str, Value]], plan: Plan) -> None:
+def _take_in(representation: Representation, sources: Sources) -> None:
     for name, value in sources:
         taken = representation.source(value, name, True)
         value.replace(taken.diag, taken.blocks)
+
+
+def _forward_for_adjoint(
+    plan: Plan,
+    values: dict[Node, Any],
+    settings: Settings,
+    ctx: Context,
+    sources: Sources,
+    starts: dict[str, Tensor],
+) -> tuple[Sweep, adjoint.Inputs]:
+    representation = _representation("adjoint", settings, starts)
+    given = [Value(v.mean, v.diag, dict(v.blocks), v.name) for _, v in sources]
+    _take_in(representation, sources)
+    sweep = run(plan, values, representation, ctx, keep_tape=True)
+    return sweep, [(name, exact, seen) for exact, (name, seen) in zip(given, sources, strict=True)]
+
+
+def _adjoint_belief(
+    value: Any, sweep: Sweep, inputs: adjoint.Inputs, settings: Settings, covectors: int | None
+) -> Any:
+    if not isinstance(value, Value):
+        return _belief(value)
+    n = value.mean.flatten(1).shape[1] if value.mean.ndim > 1 else 1
+    given = settings.directions if isinstance(settings.directions, Tensor) else None
+    if given is None and (covectors is None or covectors >= n):
+        basis = adjoint.all_outputs(value.mean)
+        matrix = adjoint.total(adjoint.reverse(sweep, value, basis, inputs), value.mean, basis.shape[0])
+        return _belief(value, Dense(matrix, value.mean.shape[1:]))
+    if given is not None:
+        basis = given_directions(given, value.mean)
+    else:
+        assert covectors is not None
+        basis = softmax_directions(value.mean.flatten(1), covectors).reshape(covectors, *value.mean.shape)
+    core = adjoint.total(adjoint.reverse(sweep, value, basis, inputs), value.mean, basis.shape[0])
+    return _belief(value, Directional(value.variance.to(value.mean.dtype), basis, core))
 
 
 def _belief(value: Any, covariance: Covariance | None = None) -> Any:
@@ -161,39 +163,17 @@ def _belief(value: Any, covariance: Covariance | None = None) -> Any:
         value = Value(value)
     if not isinstance(value, Value):
         return value
+    mean = value.mean
     if covariance is None:
         columns = value.factor
-        n = value.mean[:1].numel()
-        if columns is not None and value.diag is None and columns.shape[0] >= n > 0:
-            covariance = Dense(inner(*[columns.transpose(0, -1).reshape(n, value.mean.shape[0], -1)] * 2), value.mean.shape[1:]) if value.mean.ndim == 2 else None
-        if covariance is None:
-            diag = torch.zeros_like(value.mean) if value.diag is None else value.diag.expand(value.mean.shape)
-            factor = value.mean.new_zeros(0, *value.mean.shape) if columns is None else columns
+        n = mean.flatten(1).shape[1] if mean.ndim > 1 else 1
+        if columns is not None and value.diag is None and columns.shape[0] >= n:
+            rows = flat(columns)  # (k, batch, n): fewer numbers as n × n
+            covariance = Dense(torch.einsum("kbi,kbj->bij", rows, rows), mean.shape[1:])
+        else:
+            diag = (
+                torch.zeros_like(mean) if value.diag is None else value.diag.to(mean.dtype).expand(mean.shape)
+            )
+            factor = mean.new_zeros(0, *mean.shape) if columns is None else columns.to(mean.dtype)
             covariance = DiagonalPlusFactor(diag, factor)
-    return Belief(value.mean, covariance=covariance, validate=False)
-
-
-def _adjoint(
-    plan: Plan,
-    values: dict[Node, Any],
-    settings: Settings,
-    ctx: Context,
-    sources: list[tuple[str, Value]],
-    starts: dict[str, Tensor],
-) -> list[Any]:
-    representation = _representation("adjoint", settings, starts)
-    before = [(name, Value(v.mean, v.diag, dict(v.blocks), v.name)) for name, v in sources]
-    _take_in(representation, sources, plan)
-    sweep = run(plan, values, representation, ctx, keep_tape=True)
-    beliefs = []
-    for output in plan.outputs:
-        value = sweep.values[output] if isinstance(output, Node) else output
-        if not isinstance(value, Value):
-            beliefs.append(_belief(value))
-            continue
-        covectors = adjoint.all_outputs(value.mean)
-        inputs = [(name, original, value_) for (name, original), (_, value_) in zip(before, sources, strict=True)]
-        parts = adjoint.reverse(sweep, value, covectors, inputs)
-        matrix = adjoint.total(parts, value.mean, covectors.shape[0])
-        beliefs.append(_belief(value, Dense(matrix, value.mean.shape[1:])))
-    return beliefs
+    return Belief(mean, covariance=covariance, validate=False)

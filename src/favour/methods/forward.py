@@ -201,4 +201,14 @@ def _plus(total: Tensor | None, part: Tensor) -> Tensor:
     return part if total is None else total + part
 
 
-__all__ = ["DiagonalOnly", "Entry", "Explicit", "Noise", "Representation", "Sweep", "evaluate", "pushed_blocks", "run"]
+__all__ = [
+    "DiagonalOnly",
+    "Entry",
+    "Explicit",
+    "Noise",
+    "Representation",
+    "Sweep",
+    "evaluate",
+    "pushed_blocks",
+    "run",
+]

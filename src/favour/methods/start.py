@@ -22,16 +22,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from favour.covariance import square_root
 from favour.methods.algorithm1 import decompose, gram_schmidt
 from favour.methods.dplr import Pending, Start
 from favour.plan import Step
-from favour.surrogate import LinearMap
+from favour.surrogate import LinearMap, flat
 
 # Rank of the weights in the cheap iterations (at least, and per column), and their number.
 CHEAP_RANK, CHEAP_RANK_PER_COLUMN, CHEAP_ITERATIONS = 16, 4, 4
 
 
-def fixed_noise(starts: dict[str, Tensor], seed: int, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+def fixed_noise(
+    starts: dict[str, Tensor], seed: int, name: str, shape: tuple[int, ...], like: Tensor
+) -> Tensor:
     """Standard normal numbers that depend on `seed` and `name` only: the same for every input, batch and call."""
     key = f"{name}/{'x'.join(map(str, shape))}"
     if key not in starts:
@@ -65,11 +68,11 @@ def warm_start(starts: dict[str, Tensor], seed: int) -> Start:
             guess = pending.columns
         else:
             guess = _draws(reduced, rank, noise)
-        guess = _eigenvalue_scale(gram_schmidt(guess.reshape(*guess.shape[:2], -1))).reshape(guess.shape)
+        guess = _eigenvalue_scale(gram_schmidt(flat(guess))).reshape(guess.shape)
         if not (affordable and pending.spread):
             return guess
         _, factor = decompose(reduced.matmul, pending.diagonal(), guess, CHEAP_ITERATIONS)
-        return _eigenvalue_scale(factor.flatten(2)).reshape(factor.shape)
+        return _eigenvalue_scale(flat(factor)).reshape(factor.shape)
 
     return start
 
@@ -86,7 +89,7 @@ def _draws(pending: Pending, rank: int, noise: Callable[[str, tuple[int, ...]], 
         total = total + torch.einsum("rk,k...->r...", weights, pending.columns)
     for i, (G, variance) in enumerate(pending.spread):
         omega = noise(f"spread{i}", (rank, *variance.shape[1:]))
-        total = total + G.apply(variance.sqrt() * omega.unsqueeze(1))
+        total = total + G.apply(square_root(variance) * omega.unsqueeze(1))
     for i, other in enumerate(pending.noises):
         omega = noise(f"noise{i}", (rank, *pending.like.shape[1:]))
         total = total + other.matmul(omega.unsqueeze(1).expand(total.shape))
@@ -95,4 +98,4 @@ def _draws(pending: Pending, rank: int, noise: Callable[[str, tuple[int, ...]], 
 
 def _eigenvalue_scale(V: Tensor) -> Tensor:
     """Columns √ψ·z to ψ·z, which is what Algorithm 1 iterates on."""
-    return V * V.square().sum(-1, keepdim=True).sqrt()
+    return V * square_root(V.square().sum(-1, keepdim=True))

@@ -59,22 +59,28 @@ aten = torch.ops.aten
 
 def matrix_map(ctx: Context, weight: Tensor) -> LinearMap:
     """G = W over the last axis; with a rank-q variant W ≈ AB for sub-inference products (paper section 4.1)."""
-    squared = ctx.cached("square", weight, torch.square)
+    squared = ctx.cached("square", weight, lambda w: ctx.shortened(w.square()))
+    short = ctx.cached("short", weight, ctx.shortened)
+
+    def times(d: Tensor, matrix: Tensor) -> Tensor:
+        return F.linear(d.to(matrix.dtype), matrix)
 
     def compressed(q: int) -> LinearMap:
         if q >= min(weight.shape):
             return full
-        A, B = ctx.cached(f"svd{q}", weight, lambda w: _low_rank(w, q))
+        A, B = ctx.cached(f"svd{q}", weight, lambda w: tuple(map(ctx.shortened, _low_rank(w, q))))
         return LinearMap(
-            lambda d: F.linear(F.linear(d, B), A),
-            lambda g: g @ A @ B,
-            lambda v: F.linear(v, squared),
+            lambda d: times(times(d, B), A),
+            lambda g: g.to(A.dtype) @ A @ B,
+            lambda v: times(v, squared),
+            any_batch=True,
         )
 
     full = LinearMap(
-        lambda d: F.linear(d, weight),
-        lambda g: g @ weight,
-        lambda v: F.linear(v, squared),
+        lambda d: times(d, short),
+        lambda g: g.to(short.dtype) @ short,
+        lambda v: times(v, squared),
+        any_batch=True,
         compressed=compressed,
     )
     return full

@@ -1,0 +1,97 @@
+"""`method="auto"`: which method, from the sizes in the graph.
+
+The unit of cost is one forward pass. With t the share of it that lies behind the first noise source,
+
+    reverse sweep, k covectors    1 + t(1 + k)
+    dplr, rank r, K iterations    1 + t(1 + r + 2rK)
+
+both beside the element-wise work, which is the same. The reverse sweep over all n outputs is exact for its surrogates, so it is
+taken while it stays affordable; with more outputs it is taken over the leading directions of a softmax if the output looks like
+class scores (one axis), else `dplr` gives every output's marginal and the leading correlations.
+`benchmarks/choice.py` compares these predictions with measured times.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from favour.graph import Node
+from favour.methods.settings import Settings
+from favour.plan import Plan
+
+# Ranks where the user names none.
+DEFAULT_RANK = {"dplr": 4, "adjoint": 0}
+
+# `auto` goes through all outputs while that is predicted to cost at most this many forward passes.
+AFFORDABLE = 24.0
+
+# Directions where there are too many outputs.
+DIRECTIONS = 8
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method, its number of covectors (None: one per output) and its predicted cost in forward passes."""
+
+    method: str
+    covectors: int | None
+    forwards: float
+
+
+def _entries(shape: tuple[int | str, ...]) -> int:
+    return math.prod(s if isinstance(s, int) else 1 for s in shape)
+
+
+def _work(node: Node) -> int:
+    """Multiplications per input of an operation that has a weight: one per output entry and weight of one output."""
+    if node.shape is None:
+        return 0
+    weights = [s for s in node.inputs if s.kind == "parameter" and s.shape is not None and len(s.shape) > 1]
+    return sum(_entries(node.shape) * _entries(w.shape[1:]) for w in weights if w.shape is not None)
+
+
+def uncertain_share(plan: Plan) -> float:
+    """t: the share of the multiplications whose input is uncertain."""
+    total = tail = 0
+    for step in plan.steps:
+        work = _work(step.node)
+        total += work
+        if any(s in plan.uncertain and s.kind in ("call", "input") for s in step.node.inputs):
+            tail += work
+    return tail / total if total else 1.0
+
+
+def predicted(plan: Plan, settings: Settings, method: str, covectors: int) -> float:
+    """Cost in forward passes."""
+    t = uncertain_share(plan)
+    if method == "adjoint":
+        rank = settings.rank or 0
+        marginals = rank + 2 * rank * settings.iterations
+        return 1 + t * (1 + marginals + covectors)
+    if method == "dplr":
+        rank = DEFAULT_RANK["dplr"] if settings.rank is None else settings.rank
+        return 1 + t * (1 + rank + 2 * rank * settings.iterations)
+    return 1 + t
+
+
+def outputs(plan: Plan) -> list[Node]:
+    """The uncertain outputs."""
+    return [o for o in plan.outputs if isinstance(o, Node) and o in plan.uncertain and o.shape is not None]
+
+
+def choose(plan: Plan, settings: Settings) -> Choice:
+    """The method to run."""
+    uncertain = outputs(plan)
+    n = sum(_entries(o.shape[1:]) for o in uncertain if o.shape is not None)
+    if settings.method not in ("auto", "adjoint"):
+        return Choice(settings.method, None, predicted(plan, settings, settings.method, n))
+    if settings.directions is not None:
+        k = settings.directions if isinstance(settings.directions, int) else len(settings.directions)
+        return Choice("adjoint", k, predicted(plan, settings, "adjoint", k))
+    every = predicted(plan, settings, "adjoint", n)
+    if settings.method == "adjoint" or every <= AFFORDABLE:
+        return Choice("adjoint", None, every)
+    if all(o.shape is not None and len(o.shape) == 2 for o in uncertain):
+        return Choice("adjoint", DIRECTIONS, predicted(plan, settings, "adjoint", DIRECTIONS))
+    return Choice("dplr", None, predicted(plan, settings, "dplr", n))
