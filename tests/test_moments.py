@@ -11,10 +11,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference_moments import dense
 from torch import Tensor
 
 from favour import moments as gauss
 from favour.errors import InvalidValue
+from favour.moments import integration
 from favour.moments.tails import tails
 
 RELU = ((0.0, 1.0),)
@@ -43,24 +45,6 @@ def exact(mean: float, variance: float, slope: float, kinks) -> tuple[float, flo
                 residual += c[i] * c[j] * (product - first[i] * first[j] - line[i] * line[j])
         residual *= sigma**2
         return float(value), float(gain), float(residual), float(residual + (gain * sigma) ** 2)
-
-
-def dense(f, mean: float, sigma: float, kinks=(), limit: float = 11.0) -> tuple[float, float, float, float]:
-    """E f, E f′, residual and Var f by 24-point Gauss–Legendre on many panels, cut at the kinks."""
-    bends = [(x - mean) / sigma for x in np.linspace(-8, 8, 33)] if sigma > 0.5 else []
-    cuts = np.concatenate([np.linspace(-limit, limit, 45), [(t - mean) / sigma for t in kinks], bends])
-    cuts = np.unique(np.clip(cuts, -limit, limit))
-    node, weight = np.polynomial.legendre.leggauss(24)
-    half = np.diff(cuts)[:, None] / 2
-    z = (cuts[:-1, None] + half * (1 + node)).ravel()
-    w = (half * weight).ravel() * np.exp(-z * z / 2)
-    w /= w.sum()
-    centre = f(torch.tensor([mean], dtype=torch.float64)).numpy()[0]
-    y = f(torch.from_numpy(mean + sigma * z)).numpy() - centre
-    shift = w @ y
-    gain = w @ ((y - shift) * z)
-    residual = w @ (y - shift - gain * z) ** 2
-    return centre + shift, gain / sigma, residual, residual + gain**2
 
 
 def column(*values: float, dtype=torch.float64) -> Tensor:
@@ -102,6 +86,20 @@ def test_relu_equals_piecewise_linear(dtype):
     torch.testing.assert_close(tuple(got), tuple(want), rtol=4 * torch.finfo(dtype).eps, atol=0.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_relu_without_gradient(dtype):
+    """Plain evaluation and the formulas that can be differentiated at σ = 0 agree but for the last digit."""
+    mean = torch.linspace(-9, 9, 61, dtype=dtype).repeat(8, 1)
+    variance = column(-1e-9, 0.0, 1e-30, 1e-6, 0.01, 1.0, 400.0, 1e20, dtype=dtype)
+    variance = variance.unsqueeze(1).expand_as(mean)
+    got = gauss.relu(mean, variance)
+    want = gauss.relu(mean.clone().requires_grad_(), variance)
+    assert want.mean.requires_grad and not got.mean.requires_grad
+    torch.testing.assert_close(
+        tuple(got), tuple(part.detach() for part in want), rtol=8 * torch.finfo(dtype).eps, atol=0.0
+    )
+
+
 @pytest.mark.parametrize(
     ("mean", "sigma"), [(10.0, 1e-3), (-3.0, 1.0), (-0.3, 0.1), (-6.0, 1.0), (-10.0, 1.0)]
 )
@@ -141,6 +139,14 @@ def test_piecewise_linear_certain(kinks):
 def test_relu_certain_on_kink():
     got = gauss.relu(torch.zeros(2), torch.zeros(2))
     assert all((part == 0).all() for part in got)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised within torch by the first use of jvp
+def test_relu_forward_mode_certain():
+    """At σ = 0 the tangents are finite too: dE[f]/dμ = f′(μ)."""
+    mean, zero = column(-1.0, 0.0, 2.0), torch.zeros(3, dtype=torch.float64)
+    _, tangent = torch.func.jvp(lambda m: tuple(gauss.relu(m, zero)), (mean,), (torch.ones_like(mean),))
+    torch.testing.assert_close(tangent, (column(0.0, 0.0, 1.0), zero, zero))
 
 
 def test_relu_gradient_on_kink():
@@ -223,6 +229,37 @@ def test_quadrature_kinks(sigma, tensor_kinks):
         assert abs(got.mean.item() - value) < 1e-8 * (1 + abs(value))
         assert abs(got.slope.item() - gain) * sigma < 1e-8 * (1 + math.sqrt(total))
         assert abs(got.residual.item() - residual) < 1e-8 * (1 + total)
+
+
+@pytest.mark.parametrize("kinks", [(), (-0.3, 0.5)])
+def test_quadrature_node_by_node(kinks, monkeypatch):
+    """Large tensors are integrated one node at a time, small ones on a stack of nodes."""
+    mean, variance = torch.linspace(-4, 4, 9).double(), torch.logspace(-6, 2, 9).double()
+    stacked = gauss.quadrature(F.silu, mean, variance, kinks=kinks)
+    monkeypatch.setattr(integration, "_ONE_BY_ONE", 1)
+    seen = []
+
+    def f(x):
+        seen.append(x.shape)
+        return F.silu(x)
+
+    singly = gauss.quadrature(f, mean, variance, kinks=kinks)
+    assert set(seen) == {mean.shape}
+    torch.testing.assert_close(tuple(singly), tuple(stacked), rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("sigma", [0.01, 0.3, 1.0, 5.0])
+def test_quadrature_straight_ends(sigma):
+    """With the lines beyond the kinks given, with a jump at one of them."""
+    f = lambda x: torch.where(x > 0.5, 2 - x, torch.where(x < -1, 0.3 + 2 * x, torch.sin(x)))  # noqa: E731
+    for mean in (-2.0, -1.0, 0.0, 0.45, 3.0):
+        got = gauss.quadrature(
+            f, column(mean), column(sigma**2), kinks=(-1.0, 0.5), ends=((0.3, 2.0), (2.0, -1.0))
+        )
+        value, gain, residual, total = dense(f, mean, sigma, kinks=(-1.0, 0.5))
+        assert abs(got.mean.item() - value) < 1e-10 * (1 + abs(value))
+        assert abs(got.slope.item() - gain) * sigma < 1e-10 * (1 + math.sqrt(total))
+        assert abs(got.residual.item() - residual) < 1e-10 * (1 + total)
 
 
 def test_quadrature_converges():

@@ -258,6 +258,6 @@ def apply_function(kinks: Kinks, target: Any, a: Traced, *args: Any, **kwargs: A
         if a.lines is not None:
             lines = _kept((p * c, p * d + q) for (p, q), (c, d) in product(pieces, a.lines))
     else:
-        for place in getattr(f, "kinks", ()):
+        for place in f.kinks:
             kinks.meet(a, place)
     return Traced(f.value(a.value), f.derivative(a.value) * a.slope, lines)

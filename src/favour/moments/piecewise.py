@@ -2,8 +2,8 @@
 
 With z = (x − μ)/σ and s = (t − μ)/σ, relu(x − t) = σ·relu(z − s), and relu(z − s) = (z − s) + relu(s − z): up
 to an affine part, a kink at s < 0 mirrors one at |s|, so Q, h and e of `favour.moments.tails` are needed for
-a = |s| only. Two kinks on one side, a ≤ b: E[relu(z − a) relu(z − b)] = e(b) + (b − a) h(b). On opposite sides
-it is 0.
+a = |s| only. Two kinks on one side, a ≤ b: E[relu(z − a) relu(z − b)] = e(b) + (b − a) h(b). On opposite
+sides it is 0.
 
 Symbols: φ, Q density and upper tail of N(0, 1); t place of a kink, c the change of slope there.
 """
@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from favour.moments.integration import legendre
 from favour.moments.record import Kinks, Moments, Number, widen
@@ -41,6 +42,8 @@ def relu(mean: Tensor, variance: Tensor) -> Moments:
         (0.3989, 0.5, 0.0908)
     """
     mean, variance, out = widen(mean, variance)
+    if not (torch.compiler.is_compiling() or _differentiated(mean) or _differentiated(variance)):
+        return _relu_by_arithmetic(mean, variance).to(out)
     certain = variance <= 0
     safe = variance.masked_fill(certain, 1.0)
     sigma = torch.sqrt(safe)
@@ -53,6 +56,28 @@ def relu(mean: Tensor, variance: Tensor) -> Moments:
         torch.where(positive, 1 - upper, upper),
         safe * (second - first * first - upper * upper).clamp(min=0),
     ).to(out)
+
+
+def _differentiated(x: Tensor) -> bool:
+    """Whether autograd follows x, in reverse or forward mode."""
+    return (torch.is_grad_enabled() and x.requires_grad) or unpack_dual(x).tangent is not None
+
+
+def _relu_by_arithmetic(mean: Tensor, variance: Tensor) -> Moments:
+    """`relu` without comparisons and selections, which on a CPU cost twenty times a multiplication.
+
+    At σ = 0 the ratio |μ|/σ is infinite or not a number, and its gradient too: for plain evaluation only.
+    """
+    variance = torch.relu(variance)
+    sigma = torch.sqrt(variance)
+    a = (mean / sigma).abs().nan_to_num(nan=FAR, posinf=FAR).clamp(max=FAR)
+    upper, first, second = tails(a)
+    residual = torch.addcmul(torch.addcmul(second, first, first, value=-1), upper, upper, value=-1)
+    return Moments(
+        torch.addcmul(torch.relu(mean), sigma, first),
+        (torch.sign(mean).clamp(min=0) - upper).abs(),  # Q or 1 − Q
+        variance * residual.clamp(min=0),
+    )
 
 
 def _piecewise_value(x: Tensor, offset: Number, slope: Number, kinks: Kinks) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from favour import moments as gauss
-from favour.moments import Function, Kinks, Moments, Number
+from favour.moments import Function, Kinks, Line, Moments, Number
 from favour.scalar.function import ScalarFunction
 
 
@@ -38,10 +38,11 @@ def integrated(
     derivative: Function,
     kinks: Sequence[float] = (),
     stable: Function | None = None,
+    ends: tuple[Line | None, Line | None] = (None, None),
 ) -> ScalarFunction:
     """By quadrature; `stable` equals `value` with fewer rounding errors or at less cost."""
     kinks = tuple(kinks)
-    moments = partial(gauss.quadrature, stable or value, derivative=derivative, kinks=kinks)
+    moments = partial(gauss.quadrature, stable or value, derivative=derivative, kinks=kinks, ends=ends)
     return ScalarFunction(name, value, derivative, moments, kinks=kinks)
 
 

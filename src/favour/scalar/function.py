@@ -25,7 +25,7 @@ class ScalarFunction:
         derivative: f′.
         moments: (mean, variance) of x to `Moments` of f(x), tensors of one shape.
         exactness: `"exact"` (affine), `"moment-matched"` or `"linearised"`.
-        kinks: where f or f′ jumps, ascending; places to cut an integral at.
+        kinks: where f or a low derivative of it jumps, ascending; places to cut an integral at.
 
     Example:
         >>> from favour.scalar import tanh

@@ -1,4 +1,4 @@
-"""Functions with kinks or jumps: piecewise linear and constant ones in closed form, others by quadrature on pieces."""
+"""Functions with kinks or jumps: piecewise linear and constant ones in closed form, others by quadrature."""
 
 from __future__ import annotations
 
@@ -120,13 +120,21 @@ def _step(name: str, value: Function, low: float) -> ScalarFunction:
 def hardshrink(lambd: float = 0.5) -> ScalarFunction:
     """x where |x| > λ, else 0."""
     value = partial(F.hardshrink, lambd=lambd)
-    return integrated("hardshrink", value, lambda x: (x.abs() > lambd).to(x.dtype), (-lambd, lambd))
+
+    def derivative(x: Tensor) -> Tensor:
+        return (x.abs() > lambd).to(x.dtype)
+
+    return integrated("hardshrink", value, derivative, (-lambd, lambd), ends=((0.0, 1.0), (0.0, 1.0)))
 
 
 def threshold(threshold: float, value: float) -> ScalarFunction:
     """x where x > threshold, else value."""
     function = partial(F.threshold, threshold=threshold, value=value)
-    return integrated("threshold", function, lambda x: (x > threshold).to(x.dtype), (threshold,))
+
+    def derivative(x: Tensor) -> Tensor:
+        return (x > threshold).to(x.dtype)
+
+    return integrated("threshold", function, derivative, (threshold,), ends=((value, 0.0), (0.0, 1.0)))
 
 
 def hardswish() -> ScalarFunction:
@@ -135,7 +143,7 @@ def hardswish() -> ScalarFunction:
     def derivative(x: Tensor) -> Tensor:
         return torch.where(x < -3, 0.0, torch.where(x > 3, 1.0, x / 3 + 0.5))
 
-    return integrated("hardswish", F.hardswish, derivative, (-3.0, 3.0))
+    return integrated("hardswish", F.hardswish, derivative, (-3.0, 3.0), ends=((0.0, 0.0), (0.0, 1.0)))
 
 
 def elu(alpha: float = 1.0) -> ScalarFunction:
@@ -147,14 +155,16 @@ def elu(alpha: float = 1.0) -> ScalarFunction:
 
     def moments(mean: Tensor, variance: Tensor) -> Moments:
         mean, variance, out = gauss.widen(mean, variance)
-        far = mean < -1  # there integrate f + α, which vanishes on the left
+        base = mean.detach().clamp(-60, 0)  # eˣ − e^b = e^b(e^{x − b} − 1) keeps its digits on the left
+        scale = alpha * torch.exp(base)
 
-        def local(x: Tensor) -> Tensor:
-            left = x.clamp(max=0)
-            rise = torch.where(far, torch.exp(left), torch.expm1(left))
-            return alpha * rise + torch.relu(x)
+        def local(x: Tensor) -> Tensor:  # f(x) − f(b)
+            return torch.addcmul(torch.relu(x), scale, torch.expm1(x.clamp(max=0) - base))
 
-        shift, tilt, residual = gauss.deviations(local, mean, variance, derivative=derivative, kinks=(0.0,))
+        line = (-alpha * torch.expm1(base), 1.0)
+        shift, tilt, residual = gauss.deviations(
+            local, mean, variance, derivative=derivative, kinks=(0.0,), ends=(None, line)
+        )
         return Moments(value(mean) + shift, derivative(mean) + tilt, residual).to(out)
 
     return ScalarFunction("elu", value, derivative, moments, kinks=(0.0,))

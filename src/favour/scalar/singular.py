@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from favour import moments as gauss
 from favour.moments import Function
