@@ -18,8 +18,8 @@ from torch import nn
 import favour
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from networks import digits  # noqa: E402  (the tests' data)
-from test_algorithm1 import alternating  # noqa: E402
+from networks import digits
+from test_algorithm1 import alternating
 
 
 def network(depth: int) -> nn.Module:
@@ -53,13 +53,27 @@ def main() -> None:
                         ratios = []
                         for seed in range(5 if start == "random" else 1):
                             predict = favour.compile(
-                                model, x[:2], method="dplr", rank=rank, iterations=K, start=start, at=name, seed=seed
+                                model,
+                                x[:2],
+                                method="dplr",
+                                rank=rank,
+                                iterations=K,
+                                start=start,
+                                at=name,
+                                seed=seed,
                             )
                             error = (predict(x).covariance_matrix - exact).norm(dim=(1, 2)) / best
                             ratios.append(error.mean().item())
                         if ratios:
                             rows.append(
-                                {"depth": depth, "layer": name, "rank": rank, "start": start, "K": K, "ratio": ratios}
+                                {
+                                    "depth": depth,
+                                    "layer": name,
+                                    "rank": rank,
+                                    "start": start,
+                                    "K": K,
+                                    "ratio": ratios,
+                                }
                             )
                             mean = sum(ratios) / len(ratios)
                             print(f"depth {depth} layer {name} r={rank} {start:6s} K={K}: {mean:.3f}")

@@ -1,7 +1,7 @@
 """Shared by the benchmarks: interleaved timing, the environment, and writing results.
 
-A cost is always a ratio within one run. Candidates and the baseline take turns, so that a slow moment of the machine hits all
-of them, and the ratio of their minima over the rounds is reported.
+A cost is always a ratio within one run. Candidates and the baseline take turns, so that a slow moment of the machine
+hits all of them, and the ratio of their minima over the rounds is reported.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 def environment() -> dict[str, Any]:
     """What a number depends on."""
     root = Path(__file__).resolve().parent.parent
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True).stdout.strip()
-    dirty = bool(subprocess.run(["git", "status", "--porcelain", "src"], cwd=root, capture_output=True, text=True).stdout)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True
+    ).stdout.strip()
+    dirty = bool(
+        subprocess.run(["git", "status", "--porcelain", "src"], cwd=root, capture_output=True, text=True).stdout
+    )
     cpu = platform.processor() or platform.machine()
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo") as file:

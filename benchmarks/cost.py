@@ -28,7 +28,7 @@ SETTINGS = {
 
 
 def costs(rounds: int) -> dict[str, dict[str, float]]:
-    model, x = mlp(784, 400, 400, 10), torch.rand(512, 784)
+    model, x = mlp(784, 400, 400, 10).eval().requires_grad_(False), torch.rand(512, 784)
     noisy = with_dropout(model)
     candidates = {"forward": lambda: model(x), "sample": lambda: noisy(x)}
     for name, settings in SETTINGS.items():
@@ -53,7 +53,7 @@ def exponent(settings: dict, widths: list[int], batch: int, rounds: int) -> dict
     """Least-squares slope of log time against log width, beside the forward pass's own."""
     seconds: dict[str, list[float]] = {"forward": [], "method": []}
     for n in widths:
-        model, x = mlp(n, n, n, n, 10), torch.rand(batch, n)
+        model, x = mlp(n, n, n, n, 10).eval().requires_grad_(False), torch.rand(batch, n)
         predict = favour.compile(model, x[:2], **settings)
         times = time_all({"forward": lambda m=model, x=x: m(x), "method": lambda p=predict, x=x: p(x)}, rounds, 1)
         for name, value in times.items():
@@ -65,7 +65,12 @@ def exponent(settings: dict, widths: list[int], batch: int, rounds: int) -> dict
         ma, mb = sum(a) / len(a), sum(b) / len(b)
         return sum((p - ma) * (q - mb) for p, q in zip(a, b, strict=True)) / sum((p - ma) ** 2 for p in a)
 
-    return {"widths": widths, "batch": batch, "seconds": seconds, "exponent": {k: slope(v) for k, v in seconds.items()}}
+    return {
+        "widths": widths,
+        "batch": batch,
+        "seconds": seconds,
+        "exponent": {k: slope(v) for k, v in seconds.items()},
+    }
 
 
 def main() -> None:
@@ -75,7 +80,8 @@ def main() -> None:
     with torch.no_grad():
         rows = costs(10 if quick else 40)
         for name, row in rows.items():
-            print(f"{name:44s} {row['milliseconds']:8.2f} ms {row['forwards']:7.2f} forwards {row['samples']:7.2f} samples")
+            cost = f"{row['forwards']:7.2f} forwards {row['samples']:7.2f} samples"
+            print(f"{name:44s} {row['milliseconds']:8.2f} ms {cost}")
         widths = [256, 512, 1024, 2048] if quick else [256, 512, 1024, 2048, 4096]
         growth = {
             "dplr r=2 K=2": exponent(SETTINGS["dplr r=2 K=2"], widths, 64, 5),

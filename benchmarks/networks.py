@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 from torch import nn
 
@@ -10,9 +11,9 @@ from torch import nn
 def mlp(*sizes: int, p: float = 0.2) -> nn.Sequential:
     """Linear, ReLU and dropout between each two sizes; the last layer is linear only."""
     layers: list[nn.Module] = []
-    for n, m in zip(sizes[:-2], sizes[1:-1], strict=True):
+    for n, m in itertools.pairwise(sizes[:-1]):
         layers += [nn.Linear(n, m), nn.ReLU(), nn.Dropout(p)]
-    return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1])).eval().requires_grad_(False)
+    return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
 
 
 def with_dropout(model: nn.Module) -> nn.Module:

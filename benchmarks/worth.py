@@ -1,8 +1,9 @@
 """How many samples is one Favour pass worth?
 
-Trains ReLU MLPs with dropout on MNIST (10 epochs of Adam at 2e-4) and a regression MLP on UCI data, and compares the output covariance of every method with
-that of 20,000 samples: mean relative Frobenius error over test inputs. A method is worth the n at which n samples have the same
-error; since the reference is itself a sample, that n is a lower bound.
+Trains ReLU MLPs with dropout on MNIST (10 epochs of Adam at 2e-4) and a regression MLP on UCI data, and compares the
+output covariance of every method with that of 20,000 samples: mean relative Frobenius error over test inputs. A
+method is worth the n at which n samples have the same error; since the reference is itself a sample, that n is a
+lower bound.
 
     python benchmarks/worth.py --data DIR [--fresh]
 
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import torch
 from common import write
+from networks import mlp
 from rich.progress import track
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -41,13 +43,6 @@ class Residual(nn.Module):
         for block, drop in zip(self.blocks, self.drops[1:], strict=True):
             x = x + drop(torch.relu(block(x)))
         return self.head(x)
-
-
-def mlp(*sizes: int, p: float) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for n, m in zip(sizes[:-2], sizes[1:-1], strict=True):
-        layers += [nn.Linear(n, m), nn.ReLU(), nn.Dropout(p)]
-    return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int, loss: nn.Module, name: str, rate: float = 2e-4) -> None:

@@ -1,7 +1,10 @@
 """Favour: honest error bars for a trained network's predictions, without sampling."""
 
 from favour import nn, rules
+from favour.attribution import Attribution
 from favour.belief import Belief
+from favour.compilation import compile
+from favour.draws import sample
 from favour.errors import (
     CaptureError,
     CorruptFile,
@@ -14,9 +17,18 @@ from favour.errors import (
     UnsupportedOperation,
 )
 from favour.posterior import Diagonal, Full, Kronecker, Posterior, Rows
-from favour.predictor import Predictor, compile, load
+from favour.predictor import Predictor
 from favour.rules import rule
-from favour.surrogate import DenseNoise, DiagonalNoise, LinearMap, Noise, Surrogate, identity, scaling, structural
-from favour.draws import sample
+from favour.saving import load
+from favour.surrogate import (
+    DenseNoise,
+    DiagonalNoise,
+    LinearMap,
+    Noise,
+    Surrogate,
+    identity,
+    scaling,
+    structural,
+)
 
 __version__ = "0.1.0"

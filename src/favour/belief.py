@@ -106,6 +106,16 @@ class Belief:
         """
         return Belief(x)
 
+    @staticmethod
+    def cat(beliefs: Sequence[Belief]) -> Belief:
+        """Beliefs over the same event, of the same structure, joined along the batch.
+
+        >>> Belief.cat([Belief.point(torch.ones(2, 3)), Belief.point(torch.ones(1, 3))]).batch_size
+        3
+        """
+        covariance = Covariance.cat([belief.covariance for belief in beliefs])
+        return Belief(torch.cat([belief.mean for belief in beliefs]), covariance=covariance, validate=False)
+
     # ---- moments and structure
 
     @property
@@ -276,12 +286,9 @@ class Belief:
         if not torch.compiler.is_compiling():
             check_finite("variance", added, nonnegative=True)
             tail = self.mean.shape[max(0, self.mean.dim() - added.dim()) :]
-            if len(tail) != added.dim() or any(
-                a not in (1, m) for a, m in zip(added.shape, tail, strict=False)
-            ):
+            if len(tail) != added.dim() or any(a not in (1, m) for a, m in zip(added.shape, tail, strict=False)):
                 raise ShapeMismatch(
-                    f"`variance` has shape {tuple(added.shape)}, which does not broadcast to "
-                    f"{tuple(self.mean.shape)}."
+                    f"`variance` has shape {tuple(added.shape)}, which does not broadcast to {tuple(self.mean.shape)}."
                 )
         return Belief(self.mean, covariance=self.covariance.add_diagonal(added), validate=False)
 
@@ -326,9 +333,7 @@ class Belief:
 
     def to(self, *args: Any, **kwargs: Any) -> Belief:
         """`torch.Tensor.to` on mean and covariance: device and/or floating-point dtype."""
-        return Belief(
-            self.mean.to(*args, **kwargs), covariance=self.covariance.to(*args, **kwargs), validate=False
-        )
+        return Belief(self.mean.to(*args, **kwargs), covariance=self.covariance.to(*args, **kwargs), validate=False)
 
     def cpu(self) -> Belief:
         """Moves to the CPU."""
@@ -343,9 +348,7 @@ class Belief:
         inner = "" if isinstance(self.covariance, Dense) else f"(rank={self.rank})"
         place = "" if self.device.type == "cpu" else f", {self.device}"
         dtype = str(self.dtype).removeprefix("torch.")
-        return (
-            f"Belief(batch={self.batch_size}, event={tuple(self.event_shape)}, {kind}{inner}, {dtype}{place})"
-        )
+        return f"Belief(batch={self.batch_size}, event={tuple(self.event_shape)}, {kind}{inner}, {dtype}{place})"
 
 
 def _check_arguments(mean: Any, diag: Any, factor: Any, covariance: Any) -> None:
@@ -353,9 +356,7 @@ def _check_arguments(mean: Any, diag: Any, factor: Any, covariance: Any) -> None
     if covariance is not None and (diag is not None or factor is not None):
         raise InvalidType("give either `diag`/`factor` or `covariance`, not both.")
     if covariance is not None and not isinstance(covariance, Tensor | Covariance):
-        raise InvalidType(
-            f"`covariance` must be a (B, n, n) tensor or a Covariance, got {type(covariance).__name__}."
-        )
+        raise InvalidType(f"`covariance` must be a (B, n, n) tensor or a Covariance, got {type(covariance).__name__}.")
     if diag is not None:
         check_batched("diag", diag)
         if diag.shape != mean.shape:

@@ -1,4 +1,4 @@
-"""`favour.compile` and the `Predictor` it returns.
+"""The `Predictor`: a network that answers with beliefs.
 
 A predictor holds a captured graph, the tensors it reads, a posterior and the settings of a method. It
 shares the model's tensors, so it follows the model when an optimiser steps or a state dict is loaded;
@@ -7,7 +7,6 @@ moving it to another device or dtype gives it copies of its own and leaves the m
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -16,89 +15,24 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from favour.attribution import Attribution
 from favour.belief import Belief
-from favour.errors import CorruptFile, InvalidType, InvalidValue
-from favour.graph import Graph, capture
-from favour.graph_io import graph_from_json, graph_to_json, read_file, write_file
+from favour.errors import InvalidType, InvalidValue
 from favour.methods.choice import Choice, choose
-from favour.methods.engine import Settings, infer
-from favour.plan import Plan, configure, converted, make_plan, truncate
+from favour.methods.engine import Settings, infer, infer_parts
+from favour.methods.memory import rows_within
+from favour.node import Graph, Node
+from favour.plan import Plan, converted, make_plan
 from favour.posterior import Posterior
 from favour.sampling import Sampler
-from favour.tensors import Cached, Store, check_inputs, matched, renamed, version_of
+from favour.tensors import Cached, Store, check_inputs, renamed, version_of
 from favour.value import Context, Value, Weight
-
-
-def compile(
-    model: nn.Module,
-    example: Any,
-    *,
-    method: str = "auto",
-    rank: int | None = None,
-    iterations: int = 2,
-    activation: str = "price",
-    weight_rank: int | None = None,
-    posterior: Posterior | Mapping[Any, Any] | None = None,
-    dropout: Mapping[str, Any] | None = None,
-    directions: Any = None,
-    at: str | None = None,
-    precision: str | None = None,
-    start: Any = None,
-    seed: int = 0,
-    memory: int | None = None,
-) -> Predictor:
-    """Turn a trained network into a predictor of means and covariances.
-
-    Args:
-        model: Any module `torch.export` can take. Never modified.
-        example: A tensor, a tuple of arguments or a dict of keyword arguments, of any batch size.
-        method: `"adjoint"`, `"dplr"`, `"full"`, `"diag"` or `"auto"`.
-        rank: Of the low-rank part that forward sweeps keep; None for the method's default.
-        iterations: K of Algorithm 1.
-        activation: `"price"`, `"matched"` or `"taylor"`.
-        weight_rank: q of the rank-q weights used in Algorithm 1's products.
-        posterior: A `Posterior`, or a mapping from parameter name to a variance tensor.
-        dropout: Dropout rates by module name that replace the model's own; 0 silences one.
-        directions: Output directions of the reverse sweep; None for all.
-        at: Name of a module whose output to predict instead of the model's.
-        precision: Of the variance and reverse sweeps: None (the model's own), `"tf32"` or `"bf16"`.
-        start: Of Algorithm 1: None (warm), `"random"`, or a mapping from module name to columns.
-        seed: Of random starts.
-        memory: Budget in bytes for the sweeps and for sampling.
-
-    Returns:
-        A `Predictor`; call it like the model.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
-        >>> predict = compile(model, torch.randn(4, 3))
-        >>> belief = predict(torch.randn(5, 3))
-        >>> belief.mean.shape, belief.covariance_matrix.shape
-        (torch.Size([5, 2]), torch.Size([5, 2, 2]))
-    """
-    settings = Settings(
-        method, rank, iterations, activation, weight_rank, directions, precision, start, seed, memory
-    )
-    settings.validate()
-    graph = configure(capture(model, example), dropout)
-    if at is not None:
-        graph = truncate(graph, at)
-    given = Posterior.wrap(posterior)
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(
-        model.named_buffers(remove_duplicate=False)
-    )
-    given.validate(tensors)
-    predictor = Predictor(graph, settings, matched(given, tensors), model)
-    predictor.rehearse(example)
-    return predictor
 
 
 class Predictor(nn.Module):
     """Predicts beliefs. Made by `favour.compile` or `favour.load`."""
 
-    def __init__(
-        self, graph: Graph, settings: Settings, posterior: Posterior, model: nn.Module | None
-    ) -> None:
+    def __init__(self, graph: Graph, settings: Settings, posterior: Posterior, model: nn.Module | None) -> None:
         super().__init__()
         self.graph, self.settings = graph, settings
         self.given = posterior
@@ -115,9 +49,7 @@ class Predictor(nn.Module):
         self._starts: dict[str, Tensor] = {}
         self._checked: dict[str, tuple[Tensor, int | None]] = {}
         self._sampler: Sampler | None = None
-        self._keywords: list[str] = list(
-            pytree.tree_unflatten([None] * graph.in_spec.num_leaves, graph.in_spec)[1]
-        )
+        self._keywords: list[str] = list(pytree.tree_unflatten([None] * graph.in_spec.num_leaves, graph.in_spec)[1])
 
     # ------------------------------------------------------------------ tensors
 
@@ -129,13 +61,8 @@ class Predictor(nn.Module):
                 self._owners[str(node.target)] = (modules[path], attribute)
         for path, module in model.named_modules():
             if hasattr(module, "favour_posterior"):
-                own = {
-                    f"{path}.{name}" if path else name: name
-                    for name, _ in module.named_parameters(recurse=False)
-                }
-                self._spreads |= {
-                    name: (module, local) for name, local in own.items() if name not in self._owners
-                }
+                own = {f"{path}.{name}" if path else name: name for name, _ in module.named_parameters(recurse=False)}
+                self._spreads |= {name: (module, local) for name, local in own.items() if name not in self._owners}
         for name, (owner, attribute) in self._owners.items():
             self.store.put(name, getattr(owner, attribute))
         for name, tensor in self.graph.constants.items():
@@ -163,8 +90,7 @@ class Predictor(nn.Module):
             return
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise InvalidValue(
-                f"parameter `{name}` of shape {tuple(tensor.shape)} holds NaN or infinity; load sound "
-                "weights first."
+                f"parameter `{name}` of shape {tuple(tensor.shape)} holds NaN or infinity; load sound weights first."
             )
         self._checked[name] = (tensor, version)
 
@@ -180,14 +106,10 @@ class Predictor(nn.Module):
         if not dtypes and not moved:
             return self
         self.given = self.posterior()
-        for name in [
-            n.replace("/", ".") for n, _ in (*self.store.named_parameters(), *self.store.named_buffers())
-        ]:
+        for name in [n.replace("/", ".") for n, _ in (*self.store.named_parameters(), *self.store.named_buffers())]:
             tensor = self.store.take(name)
             copy = tensor.detach().clone()
-            self.store.put(
-                name, nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
-            )
+            self.store.put(name, nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy)
         self._linked, self._owners, self._spreads = [], {}, {}
         super()._apply(fn, recurse)
         floats = next((t for t in self.store.parameters() if t.is_floating_point()), None)
@@ -212,21 +134,63 @@ class Predictor(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Predict; the arguments are the model's, and any tensor among them may be a `Belief`."""
-        eager = not torch.compiler.is_compiling()
         leaves = self._leaves(args, kwargs)
-        if eager:
+        if not torch.compiler.is_compiling():
             self.refresh()
             check_inputs(self.graph, leaves)
         posterior = self.posterior()
+        pieces = [self._predict(part, posterior) for part in self._slices(leaves, posterior)]
+        joined = [_joined(parts) for parts in zip(*pieces, strict=True)] if len(pieces) > 1 else pieces[0]
+        return pytree.tree_unflatten(joined, self.graph.out_spec)
+
+    def attribute(self, *args: Any, **kwargs: Any) -> Any:
+        """How much of each output's variance comes from which dropout, parameter or nonlinearity.
+
+        Returns:
+            An `Attribution` for each output, in the structure of the model's output.
+        """
+        leaves = self._leaves(args, kwargs)
+        self.refresh()
+        check_inputs(self.graph, leaves)
+        posterior = self.posterior()
+        plan, values, sources = self._bound(leaves, posterior)
+        parts = infer_parts(plan, values, self.settings, self._context(), sources, self._starts)
+        outputs = [Attribution(mean, shares) if isinstance(mean, Tensor) else mean for mean, shares in parts]
+        return pytree.tree_unflatten(outputs, self.graph.out_spec)
+
+    def _predict(self, leaves: list[Any], posterior: Posterior) -> list[Any]:
+        plan, values, sources = self._bound(leaves, posterior)
+        choice = self._choices[frozenset(name for name, _ in sources)]
+        return infer(plan, values, self.settings, choice, self._context(), sources, self._starts)
+
+    def _slices(self, leaves: list[Any], posterior: Posterior) -> list[list[Any]]:
+        """The inputs in slices of the batch that fit the memory budget."""
+        if self.settings.memory is None:
+            return [leaves]
+        beliefs = frozenset(
+            n.name
+            for n, leaf in zip(self.graph.inputs, leaves, strict=True)
+            if n is not None and isinstance(leaf, Belief)
+        )
+        plan = self._plan(beliefs, posterior)
+        batched = [n is not None and isinstance((n.shape or (0,))[0], str) for n in self.graph.inputs]
+        first = next(leaf for leaf, b in zip(leaves, batched, strict=True) if b)
+        mean = first.mean if isinstance(first, Belief) else first
+        itemsize = max(mean.element_size(), 4) if mean.is_floating_point() else 4
+        rows = rows_within(plan, self.settings, self._choices[beliefs], itemsize)
+        assert rows is not None
+        return [
+            [leaf[i : i + rows] if b else leaf for leaf, b in zip(leaves, batched, strict=True)]
+            for i in range(0, max(1, mean.shape[0]), rows)
+        ]
+
+    def _bound(self, leaves: list[Any], posterior: Posterior) -> tuple[Plan, dict[Node, Any], list[tuple[str, Value]]]:
+        """The plan for these inputs, the values of its leaves, and the uncertain ones among the inputs."""
         values, sources = self._values(leaves, posterior)
-        key = frozenset(name for name, _ in sources)
-        plan = self._plan(key, posterior)
+        plan = self._plan(frozenset(name for name, _ in sources), posterior)
         if posterior.names:
             self._attach(values, plan, posterior)
-        beliefs = infer(
-            plan, plan.bind(values), self.settings, self._choices[key], self._context(), sources, self._starts
-        )
-        return pytree.tree_unflatten(beliefs, self.graph.out_spec)
+        return plan, plan.bind(values), sources
 
     def _context(self) -> Context:
         short = torch.bfloat16 if self.settings.precision == "bf16" else None
@@ -237,9 +201,7 @@ class Predictor(nn.Module):
         args, kwargs = (example, {}) if isinstance(example, tuple) else ((), example)
         if isinstance(example, Tensor):
             args, kwargs = (example,), {}
-        batch = next(
-            t.shape[0] for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.ndim
-        )
+        batch = next(t.shape[0] for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.ndim)
         args, kwargs = pytree.tree_map(
             lambda t: t[:2] if isinstance(t, Tensor) and t.ndim and t.shape[0] == batch else t, (args, kwargs)
         )
@@ -253,9 +215,7 @@ class Predictor(nn.Module):
             self(*args, **kwargs)
 
     def _leaves(self, args: tuple, kwargs: Mapping[str, Any]) -> list[Any]:
-        ordered = {k: kwargs[k] for k in self._keywords if k in kwargs} | dict(
-            kwargs
-        )  # in the example's order
+        ordered = {k: kwargs[k] for k in self._keywords if k in kwargs} | dict(kwargs)  # in the example's order
         leaves, spec = pytree.tree_flatten((args, ordered), is_leaf=lambda t: isinstance(t, Belief))
         if spec != self.graph.in_spec and not torch.compiler.is_compiling():
             raise InvalidType(
@@ -264,9 +224,7 @@ class Predictor(nn.Module):
             )
         return leaves
 
-    def _values(
-        self, leaves: list[Any], posterior: Posterior
-    ) -> tuple[dict[str, Any], list[tuple[str, Value]]]:
+    def _values(self, leaves: list[Any], posterior: Posterior) -> tuple[dict[str, Any], list[tuple[str, Value]]]:
         values: dict[str, Any] = {}
         sources: list[tuple[str, Value]] = []
         for node, leaf in zip(self.graph.inputs, leaves, strict=True):
@@ -274,9 +232,7 @@ class Predictor(nn.Module):
                 continue
             if isinstance(leaf, Belief):
                 spread = leaf.covariance.as_diagonal_plus_factor()
-                blocks: dict[Hashable, Tensor] = (
-                    {("input", node.name): spread.factor} if spread.factor.shape[0] else {}
-                )
+                blocks: dict[Hashable, Tensor] = {("input", node.name): spread.factor} if spread.factor.shape[0] else {}
                 leaf = Value(leaf.mean, spread.diag, blocks, node.name)
                 sources.append((node.name, leaf))
             values[node.name] = leaf
@@ -349,60 +305,15 @@ class Predictor(nn.Module):
             drawn = self._sampler(bound, n, posterior, generator, self.settings.memory)
         return pytree.tree_unflatten(drawn, self.graph.out_spec)
 
-    # ------------------------------------------------------------------- saving
-
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the whole predictor: graph, tensors, posterior and settings. No code is pickled."""
-        arguments: dict[str, Tensor] = {}
-        described = graph_to_json(self.graph, arguments)
-        posterior_tensors, posterior_description = self.posterior().state()
-        settings, settings_tensors = self.settings.describe()
-        content = {
-            "graph": json.dumps(described),
-            "settings": json.dumps(settings),
-            "posterior": json.dumps(posterior_description),
-            "store": {k: v.detach() for k, v in self.store.state_dict().items()},
-            "parameters": {k: p.requires_grad for k, p in self.store.named_parameters()},
-            "constants": list(self.graph.constants),
-            "arguments": arguments,
-            "settings_tensors": settings_tensors,
-            "posterior_tensors": posterior_tensors,
-            "starts": dict(self._starts),
-        }
-        write_file(path, content)
+        """Write the whole predictor: graph, tensors, posterior and settings. No code is pickled; see `favour.load`."""
+        from favour.saving import save
+
+        save(self, path)
 
 
-def load(path: str | os.PathLike[str]) -> Predictor:
-    """Read a predictor that `Predictor.save` wrote. Executes no code from the file.
-
-    Raises:
-        CorruptFile: Not such a file, damaged, or from a newer version.
-    """
-    content = read_file(path)
-    try:
-        constants = {
-            name: content["store"][f"constant.{name}".replace(".", "/")] for name in content["constants"]
-        }
-        graph = graph_from_json(json.loads(content["graph"]), content["arguments"], constants)
-        settings = Settings.restore(json.loads(content["settings"]), content["settings_tensors"])
-        settings.validate()
-        posterior = Posterior.from_state(content["posterior_tensors"], json.loads(content["posterior"]))
-        predictor = Predictor(graph, settings, posterior, None)
-        for key, tensor in content["store"].items():
-            trained = content["parameters"].get(key)
-            predictor.store.put(
-                key.replace("/", "."), tensor if trained is None else nn.Parameter(tensor, trained)
-            )
-        missing = [
-            n.target
-            for n in graph.nodes
-            if n.kind in ("parameter", "buffer") and not predictor.store.has(n.target)
-        ]
-        if missing:
-            raise KeyError(", ".join(missing))
-        predictor._starts = dict(content["starts"])
-    except CorruptFile:
-        raise
-    except Exception as error:
-        raise CorruptFile(f"`{os.fspath(path)}` is incomplete: {type(error).__name__}: {error}") from error
-    return predictor
+def _joined(parts: tuple[Any, ...]) -> Any:
+    """One output of several slices of a batch."""
+    if isinstance(parts[0], Belief):
+        return Belief.cat(parts)
+    return torch.cat(parts) if isinstance(parts[0], Tensor) and parts[0].ndim else parts[0]

@@ -62,7 +62,11 @@ def identity() -> LinearMap:
 def scaling(factor: Tensor | float) -> LinearMap:
     """G = diag(factor), `factor` broadcasting to the input's shape without enlarging it."""
     return LinearMap(
-        lambda d: d * factor, lambda g: g * factor, lambda v: v * (factor * factor), disjoint=True, any_batch=True
+        lambda d: d * factor,
+        lambda g: g * factor,
+        lambda v: v * (factor * factor),
+        disjoint=True,
+        any_batch=True,
     )
 
 
@@ -113,8 +117,7 @@ class Noise(ABC):
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
     """Σ_event a_f b_g: (F, batch, *event) and (G, batch, *event) to (batch, F, G)."""
-    wide = torch.promote_types(a.dtype, b.dtype)  # covectors may be in a shorter format than variances
-    return torch.einsum("fbn,gbn->bfg", flat(a).to(wide), flat(b).to(wide))
+    return torch.einsum("fbn,gbn->bfg", flat(a), flat(b))
 
 
 def flat(v: Tensor) -> Tensor:
@@ -230,9 +233,7 @@ def factor_noise(columns: Tensor, key: Hashable | None, label: str) -> LatentNoi
 
 def diagonal_latent(scale: Tensor, key: Hashable, label: str) -> LatentNoise:
     """n = scale ∘ z: the draws z, one per output element, are shared through `key`."""
-    return LatentNoise(
-        lambda z: z * scale, lambda g: g * scale, scale.square(), tuple(scale.shape[1:]), key, label
-    )
+    return LatentNoise(lambda z: z * scale, lambda g: g * scale, scale.square(), tuple(scale.shape[1:]), key, label)
 
 
 @dataclass

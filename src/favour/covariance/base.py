@@ -139,6 +139,15 @@ class Covariance(ABC):
             setattr(new, name, f(getattr(self, name), axis))
         return new
 
+    @classmethod
+    def cat(cls: type[Self], parts: Sequence[Self]) -> Self:
+        """Covariances of one structure, joined along the batch."""
+        first = parts[0]
+        new = object.__new__(type(first))
+        for name, axis in first._axes.items():
+            setattr(new, name, torch.cat([getattr(part, name) for part in parts], axis))
+        return new
+
     def __getitem__(self: Self, rows: slice | Tensor) -> Self:
         """Selects batch rows with a slice, an index tensor or a mask; the batch dimension stays."""
         return self._map(lambda t, axis: t[(slice(None),) * axis + (rows,)])

@@ -32,9 +32,7 @@ def check_finite(name: str, t: Tensor, nonnegative: bool = False) -> None:
 def check_batched(name: str, t: Tensor) -> None:
     """Raises unless t is a floating-point tensor with a batch dimension."""
     if not isinstance(t, Tensor) or not t.dtype.is_floating_point:
-        raise InvalidType(
-            f"`{name}` must be a floating-point tensor, got {getattr(t, 'dtype', type(t).__name__)}."
-        )
+        raise InvalidType(f"`{name}` must be a floating-point tensor, got {getattr(t, 'dtype', type(t).__name__)}.")
     if t.dim() == 0:
         raise ShapeMismatch(f"`{name}` has no batch dimension; use `{name}.unsqueeze(0)`.")
 

@@ -108,11 +108,7 @@ class Dense(Covariance):
         check_finite("covariance", self.matrix)
         check_finite("the diagonal of covariance", self.diagonal(), nonnegative=True)
         scale, correlation = correlations(widen(self.matrix))
-        gap = (
-            (correlation - correlation.mT).abs().flatten(1).amax(-1)
-            if correlation.numel()
-            else scale.new_zeros(0)
-        )
+        gap = (correlation - correlation.mT).abs().flatten(1).amax(-1) if correlation.numel() else scale.new_zeros(0)
         if (gap > 10 * torch.finfo(self.dtype).eps ** 0.5).any():
             row = int(gap.argmax())
             raise InvalidValue(

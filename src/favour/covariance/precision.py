@@ -121,9 +121,7 @@ class Complement(Precision):
 
     def solve(self, v: Tensor) -> Tensor:
         w = v * self.whitener
-        return (w - (w @ self.top) @ self.top.mT) * self.whitener + self.core.solve(
-            v @ self.basis
-        ) @ self.basis.mT
+        return (w - (w @ self.top) @ self.top.mT) * self.whitener + self.core.solve(v @ self.basis) @ self.basis.mT
 
     def quadratic(self, v: Tensor) -> Tensor:
         w = v * self.whitener

@@ -9,12 +9,12 @@ Nothing is truncated: for given surrogates this is the exact covariance, residua
 A draw shared by several operations (equal `Noise.key`) collects Bᵀg over all of them before its Gram matrix is taken.
 The sum over sources is the attribution of the variance.
 
-Two savings. Covectors are the same for every input until they meet the first map that is not, so they start with a batch
-of one. And independent element-wise draws on either side of an identity (the residual of a ReLU and the dropout behind it) share
-their covectors, so their variances are added before the Gram matrix is taken, once.
+Two savings. Covectors are the same for every input until they meet the first map that is not, so they start with a
+batch of one. And independent element-wise draws on either side of an identity (the residual of a ReLU and the dropout
+behind it) share their covectors, so their variances are added before the Gram matrix is taken, once.
 
-Cost in forward passes, for k covectors: 1 for the mean, then, over the part behind the first noise, 1 for variances and k for
-the way back.
+Cost in forward passes, for k covectors: 1 for the mean, then, over the part behind the first noise, 1 for variances
+and k for the way back.
 """
 
 from __future__ import annotations

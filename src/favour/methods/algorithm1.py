@@ -2,10 +2,10 @@
 
     minimise ρ(Λ, V) = ‖M − (Λ + VVᵀ)‖²_F   over diagonal Λ ≥ 0 and V of rank r
 
-by interleaving the two exact half-steps, Λ ← max(diag(M − VVᵀ), 0) and V ← the leading eigenvectors of M − Λ, the second
-one replaced by a single step of subspace iteration. M is never formed: a pass needs diag(M) once and r products with M per
-iteration. Between iterations V holds unit eigenvector estimates times their eigenvalue estimates, so the current low-rank
-part is V S⁻¹ Vᵀ with S the diagonal matrix of column norms; the result is V S^(−1/2).
+by interleaving the two exact half-steps, Λ ← max(diag(M − VVᵀ), 0) and V ← the leading eigenvectors of M − Λ, the
+second one replaced by a single step of subspace iteration. M is never formed: a pass needs diag(M) once and r
+products with M per iteration. Between iterations V holds unit eigenvector estimates times their eigenvalue estimates,
+so the current low-rank part is V S⁻¹ Vᵀ with S the diagonal matrix of column norms; the result is V S^(−1/2).
 
 The paper uses one symbol for the input's diagonal and the iterate's; here the iterate is `diag`.
 

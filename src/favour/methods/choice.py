@@ -5,8 +5,9 @@ The unit of cost is one forward pass. With t the share of it that lies behind th
     reverse sweep, k covectors    1 + t(1 + k)
     dplr, rank r, K iterations    1 + t(1 + r + 2rK)
 
-both beside the element-wise work, which is the same. The reverse sweep over all n outputs is exact for its surrogates, so it is
-taken while it stays affordable; with more outputs it is taken over the leading directions of a softmax if the output looks like
+both beside the element-wise work, which is the same. The reverse sweep over all n outputs is exact for its
+surrogates, so it is taken while it stays affordable; with more outputs it is taken over the leading directions of a
+softmax if the output looks like
 class scores (one axis), else `dplr` gives every output's marginal and the leading correlations.
 `benchmarks/choice.py` compares these predictions with measured times.
 """

@@ -1,10 +1,10 @@
 """Output directions for the reverse sweep.
 
-With many outputs, one covector per output is too many, and most of them matter little: what the Jensen–Shannon divergence
-and the class probabilities see of Σ is its product with the Jacobian of the softmax, J = diag(p) − ppᵀ (the JSD is ½tr(JΣ) to
-leading order). So the k leading eigenvectors of J are the directions worth having. They sit on the few classes that have
-probability, and subspace iteration started from the k most probable classes finds them in a few O(C k) products
-Jv = p∘v − p(p·v).
+With many outputs, one covector per output is too many, and most of them matter little: what the Jensen–Shannon
+divergence and the class probabilities see of Σ is its product with the Jacobian of the softmax, J = diag(p) − ppᵀ
+(the JSD is ½tr(JΣ) to leading order). So the k leading eigenvectors of J are the directions worth having. They sit on
+the few classes that have probability, and subspace iteration started from the k most probable classes finds them in a
+few O(C k) products Jv = p∘v − p(p·v).
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def given_directions(directions: Tensor, mean: Tensor) -> Tensor:
         directions = directions.unsqueeze(1)
     elif given[1:] != tuple(mean.shape):
         raise ShapeMismatch(
-            f"`directions` has shape {given}; for outputs of shape {tuple(mean.shape)} give (k, {', '.join(map(str, event))}), "
-            "or the same with the batch after k."
+            f"`directions` has shape {given}; for outputs of shape {tuple(mean.shape)} give (k, *event) with event "
+            f"{event}, or the same with the batch after k."
         )
     flat = directions.to(mean).flatten(2)
     if not torch.compiler.is_compiling():

@@ -4,9 +4,10 @@ After an operation the covariance is
 
     M = Σ_i G_i Λ_i G_iᵀ + Σ_s N_s + YYᵀ + D
 
-with Λ_i the arguments' independent parts, N_s draws that are not diagonal, Y the pushed factor columns and D what stayed
-diagonal. Maps that keep independent entries independent (scaling, permutation, slices, sums) need no compression. After
-the others Algorithm 1 turns M into Λ′ + VVᵀ of rank r, with products M V = Σ G(Λ(GᵀV)) + Σ N V + Y(YᵀV) + D∘V.
+with Λ_i the arguments' independent parts, N_s draws that are not diagonal, Y the pushed factor columns and D what
+stayed diagonal. Maps that keep independent entries independent (scaling, permutation, slices, sums) need no
+compression. After the others Algorithm 1 turns M into Λ′ + VVᵀ of rank r, with products M V = Σ G(Λ(GᵀV)) + Σ N V +
+Y(YᵀV) + D∘V.
 
 Open branches. While another uncertain tensor, or a draw of a parameter that will be used again, is still to be read,
 old columns stay aligned with it: only what is new, M without YYᵀ, is compressed, into columns of a new name. Once the
@@ -68,9 +69,7 @@ class Pending:
 
     def gram(self, g: Tensor) -> Tensor:
         """g M gᵀ, (batch, F, F)."""
-        total = (
-            torch.zeros((), dtype=g.dtype, device=g.device) if self.diag is None else inner(g * self.diag, g)
-        )
+        total = torch.zeros((), dtype=g.dtype, device=g.device) if self.diag is None else inner(g * self.diag, g)
         for G, variance in self.spread:
             back = G.transpose(g)
             total = total + inner(back * variance, back)

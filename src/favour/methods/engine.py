@@ -16,6 +16,7 @@ from favour.methods.choice import DEFAULT_RANK, Choice
 from favour.methods.directions import given_directions, softmax_directions
 from favour.methods.dplr import Compressed, Start, given_start
 from favour.methods.forward import DiagonalOnly, Explicit, Representation, Sweep, run
+from favour.methods.memory import covectors_within
 from favour.methods.settings import Settings
 from favour.methods.start import random_start, warm_start
 from favour.plan import Plan
@@ -49,10 +50,8 @@ def infer(
     """
     if choice.method == "adjoint":
         sweep, inputs = _forward_for_adjoint(plan, values, settings, ctx, sources, starts)
-        return [
-            _adjoint_belief(_result(o, sweep), sweep, inputs, settings, choice.covectors)
-            for o in plan.outputs
-        ]
+        results = [_result(o, sweep) for o in plan.outputs]
+        return [_adjoint_belief(value, plan, sweep, inputs, settings, choice.covectors) for value in results]
     representation = _representation(choice.method, settings, starts)
     _take_in(representation, sources)
     sweep = run(plan, values, representation, ctx)
@@ -104,9 +103,7 @@ def _representation(method: str, settings: Settings, starts: dict[str, Tensor]) 
     if method == "diag" or (method == "adjoint" and rank == 0):
         return DiagonalOnly()
     start: Start = (
-        random_start(starts, settings.seed)
-        if settings.start == "random"
-        else warm_start(starts, settings.seed)
+        random_start(starts, settings.seed) if settings.start == "random" else warm_start(starts, settings.seed)
     )
     if isinstance(settings.start, Mapping):
         start = given_start(settings.start, start)
@@ -136,7 +133,7 @@ def _forward_for_adjoint(
 
 
 def _adjoint_belief(
-    value: Any, sweep: Sweep, inputs: adjoint.Inputs, settings: Settings, covectors: int | None
+    value: Any, plan: Plan, sweep: Sweep, inputs: adjoint.Inputs, settings: Settings, covectors: int | None
 ) -> Any:
     if not isinstance(value, Value):
         return _belief(value)
@@ -144,15 +141,31 @@ def _adjoint_belief(
     given = settings.directions if isinstance(settings.directions, Tensor) else None
     if given is None and (covectors is None or covectors >= n):
         basis = adjoint.all_outputs(value.mean)
-        matrix = adjoint.total(adjoint.reverse(sweep, value, basis, inputs), value.mean, basis.shape[0])
+        matrix = _gram(value, basis, plan, sweep, inputs, settings)
         return _belief(value, Dense(matrix, value.mean.shape[1:]))
     if given is not None:
         basis = given_directions(given, value.mean)
     else:
         assert covectors is not None
         basis = softmax_directions(value.mean.flatten(1), covectors).reshape(covectors, *value.mean.shape)
-    core = adjoint.total(adjoint.reverse(sweep, value, basis, inputs), value.mean, basis.shape[0])
+    core = _gram(value, basis, plan, sweep, inputs, settings)
     return _belief(value, Directional(value.variance.to(value.mean.dtype), basis, core))
+
+
+def _gram(value: Value, basis: Tensor, plan: Plan, sweep: Sweep, inputs: adjoint.Inputs, settings: Settings) -> Tensor:
+    """Covariance in the directions of `basis`, (batch, k, k), in groups of covectors where memory is short."""
+    k, batch = basis.shape[0], value.mean.shape[0]
+    together = covectors_within(plan, settings, k, max(value.mean.element_size(), 4) * max(batch, 1))
+    if together >= k:
+        return adjoint.total(adjoint.reverse(sweep, value, basis, inputs), value.mean, k)
+    groups = list(torch.arange(k).split(max(1, together // 2)))
+    matrix = value.mean.new_zeros(batch, k, k)
+    for i, rows in enumerate(groups):
+        for columns in groups[i:]:
+            pair = rows if columns is rows else torch.cat([rows, columns])
+            part = adjoint.total(adjoint.reverse(sweep, value, basis[pair], inputs), value.mean, len(pair))
+            matrix[:, pair[:, None], pair] = part
+    return matrix
 
 
 def _belief(value: Any, covariance: Covariance | None = None) -> Any:
@@ -171,9 +184,7 @@ def _belief(value: Any, covariance: Covariance | None = None) -> Any:
             rows = flat(columns)  # (k, batch, n): fewer numbers as n × n
             covariance = Dense(torch.einsum("kbi,kbj->bij", rows, rows), mean.shape[1:])
         else:
-            diag = (
-                torch.zeros_like(mean) if value.diag is None else value.diag.to(mean.dtype).expand(mean.shape)
-            )
+            diag = torch.zeros_like(mean) if value.diag is None else value.diag.to(mean.dtype).expand(mean.shape)
             factor = mean.new_zeros(0, *mean.shape) if columns is None else columns.to(mean.dtype)
             covariance = DiagonalPlusFactor(diag, factor)
     return Belief(mean, covariance=covariance, validate=False)

@@ -1,8 +1,8 @@
 """Forward sweeps: from surrogates to beliefs, one step at a time.
 
-A *representation* decides how much of the covariance a value carries: nothing but variances (`DiagonalOnly`), every noise
-as explicit columns (`Explicit`), or a diagonal plus a few columns compressed by Algorithm 1 (`Compressed`). The sweep
-itself only walks the plan and hands each surrogate to the representation.
+A *representation* decides how much of the covariance a value carries: nothing but variances (`DiagonalOnly`), every
+noise as explicit columns (`Explicit`), or a diagonal plus a few columns compressed by Algorithm 1 (`Compressed`). The
+sweep itself only walks the plan and hands each surrogate to the representation.
 """
 
 from __future__ import annotations

@@ -35,14 +35,12 @@ class Settings:
         if self.method not in METHODS:
             raise InvalidValue(f"`method` is {self.method!r}; choose one of {', '.join(METHODS)}.")
         if self.activation not in ACTIVATIONS:
-            raise InvalidValue(
-                f"`activation` is {self.activation!r}; choose one of {', '.join(ACTIVATIONS)}."
-            )
+            raise InvalidValue(f"`activation` is {self.activation!r}; choose one of {', '.join(ACTIVATIONS)}.")
         for name, least in (("rank", 0), ("iterations", 0), ("weight_rank", 1), ("memory", 1), ("seed", 0)):
             _check_whole(name, getattr(self, name), least, optional=name not in ("iterations", "seed"))
         if self.precision not in PRECISIONS:
             raise InvalidValue(f"`precision` is {self.precision!r}; choose None, 'tf32' or 'bf16'.")
-        named = self.start is None or isinstance(self.start, str) and self.start in ("warm", "random")
+        named = self.start is None or (isinstance(self.start, str) and self.start in ("warm", "random"))
         if not named and not isinstance(self.start, Mapping):
             raise InvalidValue(
                 f"`start` is {self.start!r}; choose None, 'warm', 'random' or a mapping from module name."

@@ -1,16 +1,17 @@
 """Where Algorithm 1 starts.
 
-`"random"` is the paper's V ~ N(0, 1), the same columns for every input. It knows nothing of M: its first products are spent
-on finding the dominant subspace at all.
+`"random"` is the paper's V ~ N(0, 1), the same columns for every input. It knows nothing of M: its first products are
+spent on finding the dominant subspace at all.
 
 `"warm"`, the default, starts where that subspace is likely to be and improves the guess cheaply:
 
-1. the arguments' own factor columns pushed through the map, Y = GU, when there are r of them; otherwise r fixed draws from
-   N(0, M), that is Yω₁ + G(Λ^½ω₂) for constant random ω;
-2. a few iterations of Algorithm 1 itself with the weights replaced by rank-q ones (q ≪ n, decomposed once per weight). Each
-   costs q(m + n)/(mn) of a full one.
+1. the arguments' own factor columns pushed through the map, Y = GU, when there are r of them; otherwise r fixed draws
+   from N(0, M), that is Yω₁ + G(Λ^½ω₂) for constant random ω;
+2. a few iterations of Algorithm 1 itself with the weights replaced by rank-q ones (q ≪ n, decomposed once per
+   weight). Each costs q(m + n)/(mn) of a full one.
 
-On the layers of trained networks K = 2 from here is as good as about K = 5 from the random start (`benchmarks/algorithm1.py`).
+On the layers of trained networks K = 2 from here is as good as about K = 5 from the random start
+(`benchmarks/algorithm1.py`).
 """
 
 from __future__ import annotations
@@ -32,9 +33,7 @@ from favour.surrogate import LinearMap, flat
 CHEAP_RANK, CHEAP_RANK_PER_COLUMN, CHEAP_ITERATIONS = 16, 4, 4
 
 
-def fixed_noise(
-    starts: dict[str, Tensor], seed: int, name: str, shape: tuple[int, ...], like: Tensor
-) -> Tensor:
+def fixed_noise(starts: dict[str, Tensor], seed: int, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Standard normal numbers that depend on `seed` and `name` only: the same for every input, batch and call."""
     key = f"{name}/{'x'.join(map(str, shape))}"
     if key not in starts:

@@ -63,7 +63,8 @@ def matrix_map(ctx: Context, weight: Tensor) -> LinearMap:
     short = ctx.cached("short", weight, ctx.shortened)
 
     def times(d: Tensor, matrix: Tensor) -> Tensor:
-        return F.linear(d.to(matrix.dtype), matrix)
+        # Converted back at once: a compiler folds that into the next element-wise operation.
+        return F.linear(d.to(matrix.dtype), matrix).to(d.dtype)
 
     def compressed(q: int) -> LinearMap:
         if q >= min(weight.shape):
@@ -71,14 +72,14 @@ def matrix_map(ctx: Context, weight: Tensor) -> LinearMap:
         A, B = ctx.cached(f"svd{q}", weight, lambda w: tuple(map(ctx.shortened, _low_rank(w, q))))
         return LinearMap(
             lambda d: times(times(d, B), A),
-            lambda g: g.to(A.dtype) @ A @ B,
+            lambda g: (g.to(A.dtype) @ A @ B).to(g.dtype),
             lambda v: times(v, squared),
             any_batch=True,
         )
 
     full = LinearMap(
         lambda d: times(d, short),
-        lambda g: g.to(short.dtype) @ short,
+        lambda g: (g.to(short.dtype) @ short).to(g.dtype),
         lambda v: times(v, squared),
         any_batch=True,
         compressed=compressed,
@@ -105,10 +106,7 @@ class Input:
     @classmethod
     def of(cls, x: Any, *, constant: bool = False) -> Input:
         """The moments of x; with `constant`, of x with a 1 appended, which carries the bias."""
-        if isinstance(x, Value):
-            given = cls(x.mean, x.variance, x.diag, dict(x.blocks))
-        else:
-            given = cls(x, None, None, {})
+        given = cls(x.mean, x.variance, x.diag, dict(x.blocks)) if isinstance(x, Value) else cls(x, None, None, {})
         if not constant:
             return given
 

@@ -1,0 +1,76 @@
+"""`favour.compile`: from a trained network to a predictor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from favour.graph import capture
+from favour.methods.settings import Settings
+from favour.plan import configure, truncate
+from favour.posterior import Posterior
+from favour.predictor import Predictor
+from favour.tensors import matched
+
+
+def compile(
+    model: nn.Module,
+    example: Any,
+    *,
+    method: str = "auto",
+    rank: int | None = None,
+    iterations: int = 2,
+    activation: str = "price",
+    weight_rank: int | None = None,
+    posterior: Posterior | Mapping[Any, Any] | None = None,
+    dropout: Mapping[str, Any] | None = None,
+    directions: Any = None,
+    at: str | None = None,
+    precision: str | None = None,
+    start: Any = None,
+    seed: int = 0,
+    memory: int | None = None,
+) -> Predictor:
+    """Turn a trained network into a predictor of means and covariances.
+
+    Args:
+        model: Any module `torch.export` can take. Never modified.
+        example: A tensor, a tuple of arguments or a dict of keyword arguments, of any batch size.
+        method: `"adjoint"`, `"dplr"`, `"full"`, `"diag"` or `"auto"`.
+        rank: Of the low-rank part that forward sweeps keep; None for the method's default.
+        iterations: K of Algorithm 1.
+        activation: `"price"`, `"matched"` or `"taylor"`.
+        weight_rank: q of the rank-q weights used in Algorithm 1's products.
+        posterior: A `Posterior`, or a mapping from parameter name to a variance tensor.
+        dropout: Dropout rates by module name that replace the model's own; 0 silences one.
+        directions: Output directions of the reverse sweep; None for all.
+        at: Name of a module whose output to predict instead of the model's.
+        precision: Of the variance and reverse sweeps: None (the model's own), `"tf32"` or `"bf16"`.
+        start: Of Algorithm 1: None (warm), `"random"`, or a mapping from module name to columns.
+        seed: Of random starts.
+        memory: Budget in bytes for the sweeps and for sampling.
+
+    Returns:
+        A `Predictor`; call it like the model.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
+        >>> predict = compile(model, torch.randn(4, 3))
+        >>> belief = predict(torch.randn(5, 3))
+        >>> belief.mean.shape, belief.covariance_matrix.shape
+        (torch.Size([5, 2]), torch.Size([5, 2, 2]))
+    """
+    settings = Settings(method, rank, iterations, activation, weight_rank, directions, precision, start, seed, memory)
+    settings.validate()
+    graph = configure(capture(model, example), dropout)
+    if at is not None:
+        graph = truncate(graph, at)
+    given = Posterior.wrap(posterior)
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    given.validate(tensors)
+    predictor = Predictor(graph, settings, matched(given, tensors), model)
+    predictor.rehearse(example)
+    return predictor

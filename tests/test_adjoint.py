@@ -1,0 +1,345 @@
+"""The reverse sweep against `full`, and what is built on it: directions, attribution, memory, precision, auto."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import favour
+from favour.methods.directions import softmax_directions
+from favour.nn import BayesLinear, FullBayesLinear, RowBayesLinear
+
+F64 = torch.float64
+# At least as large as every layer here: the forward sweep is then exact, so that `full` and `adjoint` consult the same
+# second moments.
+EXACT = 10_000
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(torch.relu(self.a(x)))
+        x = x + self.drop(torch.tanh(self.b(x)))
+        return self.head(x + torch.relu(self.b(x)))
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.left, self.right = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(6, 5)
+        self.head, self.drop = nn.Linear(8, 3), nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.drop(torch.relu(self.a(x)))
+        joined = torch.cat([torch.relu(self.left(h)), self.drop(self.right(h)).sigmoid()], dim=1)
+        return self.head(joined) + h[:, :3]
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.b2 = nn.Linear(6, 6)
+        self.b2.weight = self.b.weight
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.drop(torch.relu(self.a(x)))
+        return self.head(torch.relu(self.b2(torch.relu(self.b(h)))))
+
+
+class TiedBayes(nn.Module):
+    def __init__(self, layer: Callable[[int, int], nn.Module]) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(4, 6), layer(6, 6), nn.Linear(6, 3)
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.drop(torch.relu(self.a(x)))
+        return self.head(torch.relu(self.b(torch.relu(self.b(h)))) + torch.tanh(self.b(0.5 * h)))
+
+
+def sequential() -> nn.Module:
+    layers = [nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, 7), nn.GELU(), nn.Dropout(0.1), nn.Linear(7, 3)]
+    return nn.Sequential(*layers)
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "sequential": sequential,
+    "residual": Residual,
+    "branches": Branches,
+    "tied weights": Tied,
+    "mean-field layer used three times": lambda: TiedBayes(lambda n, m: BayesLinear(n, m, initial_std=0.1)),
+    "row layer used three times": lambda: TiedBayes(lambda n, m: RowBayesLinear(n, m, initial_std=0.1)),
+    "full layer used three times": lambda: TiedBayes(lambda n, m: FullBayesLinear(n, m, initial_std=0.1)),
+    "mean-field": lambda: nn.Sequential(BayesLinear(4, 6), nn.ReLU(), BayesLinear(6, 3)),
+}
+
+
+def network(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return NETWORKS[name]().to(F64).eval().requires_grad_(False)
+
+
+def inputs(n: int = 5) -> Tensor:
+    return torch.randn(n, 4, dtype=F64, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_adjoint_equals_full(name: str) -> None:
+    model, x = network(name), inputs()
+    full = favour.compile(model, x, method="full")(x)
+    reverse = favour.compile(model, x, method="adjoint", rank=EXACT)(x)
+    torch.testing.assert_close(reverse.mean, full.mean, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(reverse.covariance_matrix, full.covariance_matrix, rtol=1e-9, atol=1e-12)
+
+
+def test_adjoint_equals_full_for_uncertain_input() -> None:
+    model = network("residual")
+    g = torch.Generator().manual_seed(2)
+    mean, diag = torch.randn(3, 4, dtype=F64, generator=g), torch.rand(3, 4, dtype=F64, generator=g)
+    belief = favour.Belief(mean, diag, torch.randn(2, 3, 4, dtype=F64, generator=g))
+    full = favour.compile(model, mean, method="full")(belief)
+    reverse = favour.compile(model, mean, method="adjoint", rank=EXACT)(belief)
+    torch.testing.assert_close(reverse.covariance_matrix, full.covariance_matrix, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("rank", [0, 2])
+def test_adjoint_is_positive_semidefinite(name: str, rank: int) -> None:
+    x = inputs(20)
+    matrix = favour.compile(network(name), x, method="adjoint", rank=rank)(x).covariance_matrix
+    torch.testing.assert_close(matrix, matrix.mT)
+    assert torch.linalg.eigvalsh(matrix).min() >= -1e-12 * matrix.abs().max()
+
+
+# ------------------------------------------------------------------------------------------------ directions
+
+
+def test_softmax_directions_match_eigenvectors() -> None:
+    logits = 2 * torch.randn(30, 12, dtype=F64, generator=torch.Generator().manual_seed(0))
+    p = logits.softmax(-1)
+    J = torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)
+    for k in (1, 3, 6):
+        V = softmax_directions(logits, k, iterations=60)
+        captured = torch.einsum("kbi,bij,kbj->b", V, J, V)
+        best = torch.linalg.eigvalsh(J)[:, -k:].sum(1)
+        torch.testing.assert_close(captured, best, rtol=2e-2, atol=0)
+        few = softmax_directions(logits, k)
+        assert (torch.einsum("kbi,bij,kbj->b", few, J, few) / best).mean() > 0.95
+        gram = torch.einsum("kbi,lbi->bkl", few, few)
+        torch.testing.assert_close(gram, torch.eye(k, dtype=F64).expand_as(gram), rtol=0, atol=1e-10)
+
+
+def test_softmax_directions_of_a_certain_class_stay_orthonormal() -> None:
+    logits = torch.tensor([[200.0, 0.0, -5.0, -9.0], [0.0, 0.0, 0.0, 0.0]])
+    V = softmax_directions(logits, 3)
+    gram = torch.einsum("kbi,lbi->bkl", V, V)
+    torch.testing.assert_close(gram, torch.eye(3).expand_as(gram), rtol=0, atol=1e-5)
+
+
+def test_directions_are_exact_where_they_look() -> None:
+    model, x = network("residual"), inputs()
+    whole = favour.compile(model, x, method="adjoint")(x)
+    part = favour.compile(model, x, directions=2)(x)
+    Q = part.directions
+    assert Q is not None and Q.shape == (2, 5, 3)
+    seen = torch.einsum("kbi,bij,lbj->bkl", Q, part.covariance_matrix, Q)
+    exact = torch.einsum("kbi,bij,lbj->bkl", Q, whole.covariance_matrix, Q)
+    torch.testing.assert_close(seen, exact, rtol=1e-10, atol=1e-12)
+
+
+def test_directions_given_as_contrast() -> None:
+    model, x = network("residual"), inputs()
+    contrast = torch.tensor([[1.0, -1.0, 0.0]], dtype=F64)
+    belief = favour.compile(model, x, directions=contrast)(x)
+    whole = favour.compile(model, x, method="adjoint")(x).covariance_matrix
+    variance = torch.einsum("ki,bij,kj->b", contrast, whole, contrast)
+    torch.testing.assert_close(torch.einsum("ki,bij,kj->b", contrast, belief.covariance_matrix, contrast), variance)
+
+
+def test_directions_beyond_the_outputs_are_all_outputs() -> None:
+    model, x = network("residual"), inputs()
+    whole = favour.compile(model, x, method="adjoint")(x).covariance_matrix
+    torch.testing.assert_close(favour.compile(model, x, directions=9)(x).covariance_matrix, whole)
+
+
+@pytest.mark.parametrize(
+    ("directions", "error"),
+    [
+        (torch.ones(1, 7), ValueError),
+        (torch.ones(2, 3), ValueError),
+        (0, ValueError),
+        (1.5, TypeError),
+    ],
+)
+def test_directions_bad(directions: object, error: type[Exception]) -> None:
+    x = inputs()
+    with pytest.raises(error) as caught:
+        favour.compile(network("residual"), x, directions=directions)
+    assert isinstance(caught.value, favour.FavourError) and "directions" in str(caught.value)
+
+
+# ----------------------------------------------------------------------------------------------- attribution
+
+
+def test_attribution_adds_up_to_the_variance() -> None:
+    model, x = network("branches"), inputs()
+    predict = favour.compile(model, x, method="adjoint")
+    parts = predict.attribute(x)
+    torch.testing.assert_close(parts.variance, predict(x).variance)
+    assert all(bool((share >= 0).all()) for share in parts.sources.values())
+    assert "drop" in parts.sources
+    assert sum(parts.fractions().values()) == pytest.approx(1)
+
+
+def test_attribution_is_what_silencing_the_others_leaves() -> None:
+    """In a linear network the sources do not interact: each one's share is its variance alone, to first order in p."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.2), nn.Linear(6, 6), nn.Dropout(0.3), nn.Linear(6, 2)).to(F64)
+    x = inputs()
+    shares = favour.compile(model, x, method="adjoint").attribute(x).sources
+    alone = favour.compile(model, x, method="adjoint", dropout={"3": 0})(x).variance
+    torch.testing.assert_close(shares["1"], alone)
+
+
+def test_attribution_names_parameters() -> None:
+    model, x = network("mean-field"), inputs()
+    sources = favour.compile(model, x).attribute(x).sources
+    assert {"0.weight", "0.bias", "2.weight", "2.bias"} <= set(sources)
+
+
+def test_attribution_plot() -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    x = inputs()
+    parts = favour.compile(network("branches"), x).attribute(x)
+    ax = parts.plot(row=0, output=1, most=2)
+    assert len(ax.patches) == 3 and ax.get_xlabel()
+    widths = [patch.get_width() for patch in ax.patches]
+    assert sum(widths) == pytest.approx(100)
+
+
+# ---------------------------------------------------------------------------------------------------- memory
+
+
+class Peak(TorchDispatchMode):
+    """Bytes of tensor storage alive at the worst moment, counted from what operations return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self.seen: set[int] = set()
+
+    def _gone(self, key: int, size: int) -> None:
+        self.now -= size
+        self.seen.discard(key)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        result = function(*args, **(kwargs or {}))
+        given = {t.untyped_storage()._cdata for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, Tensor)}
+        for tensor in torch.utils._pytree.tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self.seen and storage._cdata not in given:  # not a view of a weight
+                    self.seen.add(storage._cdata)
+                    self.now += storage.nbytes()
+                    self.most = max(self.most, self.now)
+                    weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+        return result
+
+
+def wide() -> nn.Module:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Linear(4, 300), nn.ReLU(), nn.Dropout(0.2)]
+    for _ in range(3):
+        layers += [nn.Linear(300, 300), nn.ReLU(), nn.Dropout(0.2)]
+    return nn.Sequential(*layers, nn.Linear(300, 10)).eval().requires_grad_(False)
+
+
+SWEEPS = [
+    {"method": "adjoint"},
+    {"method": "adjoint", "rank": 4},
+    {"method": "adjoint", "directions": 3},
+    {"method": "dplr", "rank": 2},
+    {"method": "dplr", "rank": 8},
+    {"method": "diag"},
+]
+
+
+@pytest.mark.parametrize("settings", SWEEPS)
+@pytest.mark.parametrize("budget", [2**20, 8 * 2**20])
+def test_memory_stays_within_the_budget(settings: dict, budget: int) -> None:
+    model, x = wide(), torch.randn(512, 4)
+    free = favour.compile(model, x[:2], **settings)(x)
+    predict = favour.compile(model, x[:2], memory=budget, **settings)
+    with Peak() as peak:
+        belief = predict(x)
+    results = 512 * (10 + 100) * 4 * 3  # the beliefs, in slices and joined
+    assert peak.most <= budget + results
+    torch.testing.assert_close(belief.covariance_matrix, free.covariance_matrix, rtol=1e-4, atol=1e-6)
+
+
+def test_memory_of_one_input_is_met_by_groups_of_covectors() -> None:
+    model, x = wide(), torch.randn(2, 4)
+    free = favour.compile(model, x, method="adjoint")(x)
+    tight = favour.compile(model, x, method="adjoint", memory=4 * (4 * 3010 + 3 * 300 * 4))(x)
+    torch.testing.assert_close(tight.covariance_matrix, free.covariance_matrix, rtol=1e-4, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------- precision, inner layers, auto
+
+
+def test_precision_bf16_changes_little() -> None:
+    model, x = wide(), torch.randn(64, 4)
+    exact = favour.compile(model, x[:2], method="adjoint")(x)
+    short = favour.compile(model, x[:2], method="adjoint", precision="bf16")(x)
+    torch.testing.assert_close(short.mean, exact.mean, rtol=1e-2, atol=1e-3)
+    error = (short.covariance_matrix - exact.covariance_matrix).norm() / exact.covariance_matrix.norm()
+    assert 0 < error < 0.02
+
+
+@pytest.mark.parametrize("method", ["adjoint", "dplr", "full", "diag"])
+def test_inner_layer_by_any_method(method: str) -> None:
+    model, x = network("sequential"), inputs()
+    belief = favour.compile(model, x, method=method, at="4", rank=None if method in ("full", "diag") else 20)(x)
+    cut = favour.compile(nn.Sequential(*list(model)[:5]), x, method=method, rank=None if method in ("full", "diag") else 20)
+    torch.testing.assert_close(belief.mean, cut(x).mean)
+    torch.testing.assert_close(belief.covariance_matrix, cut(x).covariance_matrix)
+
+
+def test_auto_takes_all_outputs_while_they_are_few_and_directions_when_many() -> None:
+    def model(outputs: int) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 20), nn.ReLU(), nn.Dropout(0.2), nn.Linear(20, outputs))
+
+    x = torch.randn(3, 4)
+    few = favour.compile(model(10), x)(x)
+    assert few.directions is None and few.covariance_matrix.shape == (3, 10, 10)
+    many = favour.compile(model(1000), x)(x)
+    assert many.directions is not None and many.directions.shape[0] < 20
+    more = favour.compile(model(4000), x)(x)
+    assert more.directions is not None and more.directions.shape[0] == many.directions.shape[0]
+
+
+def test_auto_of_an_image_like_output_is_dplr() -> None:
+    class Picture(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.drop = nn.Linear(4, 20), nn.Linear(20, 400), nn.Dropout(0.2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.drop(torch.relu(self.a(x)))).unflatten(1, (20, 20))
+
+    x = torch.randn(3, 4)
+    belief = favour.compile(Picture(), x)(x)
+    assert belief.mean.shape == (3, 20, 20) and belief.factor.shape[0] == 4
