@@ -78,7 +78,7 @@ def main() -> None:
     torch.manual_seed(0)
     quick = "--quick" in sys.argv
     with torch.no_grad():
-        rows = costs(10 if quick else 40)
+        rows = costs(10 if quick else 25)
         for name, row in rows.items():
             cost = f"{row['forwards']:7.2f} forwards {row['samples']:7.2f} samples"
             print(f"{name:44s} {row['milliseconds']:8.2f} ms {cost}")

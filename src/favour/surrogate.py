@@ -61,13 +61,15 @@ def identity() -> LinearMap:
 
 def scaling(factor: Tensor | float) -> LinearMap:
     """G = diag(factor), `factor` broadcasting to the input's shape without enlarging it."""
-    return LinearMap(
-        lambda d: d * factor,
-        lambda g: g * factor,
-        lambda v: v * (factor * factor),
-        disjoint=True,
-        any_batch=True,
-    )
+
+    def times(d: Tensor) -> Tensor:
+        if not isinstance(factor, Tensor) or factor.ndim != d.ndim - 1:
+            return d * factor
+        # Written batch first: covectors that were the same for every input come out stored that way, which is how
+        # their Gram matrices and products with weights read them.
+        return (d.transpose(0, 1) * factor.unsqueeze(1)).transpose(0, 1)
+
+    return LinearMap(times, times, lambda v: v * (factor * factor), disjoint=True, any_batch=True)
 
 
 def structural(
@@ -117,7 +119,24 @@ class Noise(ABC):
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
     """Σ_event a_f b_g: (F, batch, *event) and (G, batch, *event) to (batch, F, G)."""
-    return torch.einsum("fbn,gbn->bfg", flat(a), flat(b))
+    a, b = flat(a).transpose(0, 1), flat(b).permute(1, 2, 0)
+    if a.shape[0] != b.shape[0]:
+        return a @ b  # one of them is the same for every input
+    return torch.bmm(a, b)
+
+
+def weighted_gram(g: Tensor, variance: Tensor) -> Tensor:
+    """g diag(variance) gᵀ, (batch, F, F), for covectors (F, batch or 1, *event) and variances (batch, *event)."""
+    if g.shape[1] == 1 and variance.shape[0] != 1:
+        # Covectors that are the same for every input: Σ_n v_n (g_f g_h)_n is one product with all pairs.
+        rows = flat(g).squeeze(1)
+        F, n = rows.shape
+        pairs = (rows.unsqueeze(0) * rows.unsqueeze(1)).reshape(F * F, n)
+        return (flat(variance.unsqueeze(0)).squeeze(0) @ pairs.T).unflatten(1, (F, F))
+    if g.requires_grad or variance.requires_grad:
+        return inner(scaling(variance).apply(g), g)
+    scaled = scaling(variance.clamp_min(0).sqrt()).apply(g)  # one product less, and exactly symmetric
+    return inner(scaled, scaled)
 
 
 def flat(v: Tensor) -> Tensor:
@@ -148,7 +167,7 @@ class DiagonalNoise(Noise):
         return v * self.variance
 
     def gram(self, g: Tensor) -> Tensor:
-        return inner(g * self.variance, g)
+        return weighted_gram(g, self.variance)
 
     def columns(self) -> Tensor:
         return diagonal_columns(self.variance.clamp_min(0).sqrt())

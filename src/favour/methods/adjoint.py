@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from favour.methods.forward import Entry, Sweep
-from favour.surrogate import DiagonalNoise, LatentNoise, inner
+from favour.surrogate import DiagonalNoise, LatentNoise, inner, weighted_gram
 from favour.value import Value
 
 Inputs = list[tuple[str, Value, Value]]
@@ -80,7 +80,7 @@ def reverse(
             if ahead is not None:
                 carried[id(ahead)] = variance
             else:
-                add(label, inner(g * variance, g))
+                add(label, weighted_gram(g, variance))
         for x, G in entry.surrogate.maps:
             back = G.transpose(g if G.any_batch else _whole(g, batch))
             waiting[id(x)] = waiting[id(x)] + back if id(x) in waiting else back
@@ -93,9 +93,9 @@ def reverse(
         g = _whole(g, batch)
         left = carried.pop(id(seen), None)
         if left is not None:
-            add("noise", inner(g * left, g))
+            add("noise", weighted_gram(g, left))
         if value.diag is not None:
-            add(name, inner(g * value.diag, g))
+            add(name, weighted_gram(g, value.diag))
         if value.factor is not None:
             weights = inner(g, value.factor)
             add(name, weights @ weights.mT)

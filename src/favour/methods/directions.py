@@ -4,7 +4,8 @@ With many outputs, one covector per output is too many, and most of them matter 
 divergence and the class probabilities see of Σ is its product with the Jacobian of the softmax, J = diag(p) − ppᵀ
 (the JSD is ½tr(JΣ) to leading order). So the k leading eigenvectors of J are the directions worth having. They sit on
 the few classes that have probability, and subspace iteration started from the k most probable classes finds them in a
-few O(C k) products Jv = p∘v − p(p·v).
+few products Jv = p∘v − p(p·v). Only the M most probable classes take part (M = 4k, at least 16), so that all that grows
+with the number of classes is one pass to find them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from torch import Tensor
 from favour.errors import InvalidValue, ShapeMismatch
 
 ITERATIONS = 4
+
+# How many of the most probable classes the directions may touch: at least, and per direction.
+CANDIDATES, CANDIDATES_PER_DIRECTION = 16, 4
 
 
 def softmax_directions(logits: Tensor, k: int, iterations: int = ITERATIONS) -> Tensor:
@@ -33,15 +37,18 @@ def softmax_directions(logits: Tensor, k: int, iterations: int = ITERATIONS) -> 
         >>> basis.shape
         torch.Size([2, 1, 4])
     """
-    p = torch.softmax(logits, -1)
-    likely = logits.topk(k, -1).indices  # (batch, k)
-    V = torch.nn.functional.one_hot(likely, logits.shape[-1]).to(p.dtype).transpose(0, 1)  # (k, batch, C)
+    M = min(logits.shape[-1], max(CANDIDATES, CANDIDATES_PER_DIRECTION * k))
+    top, classes = logits.topk(M, -1)  # (batch, M), most probable first
+    p = (top - logits.logsumexp(-1, keepdim=True)).exp()
+    V = torch.eye(k, M, dtype=p.dtype, device=p.device).unsqueeze(1).expand(k, *p.shape)
     # Where one class has all the probability J vanishes; a share of the identity keeps the start then.
     scale = (p * (1 - p)).amax(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
     for _ in range(iterations):
         product = p * V - p * (V * p).sum(-1, keepdim=True)
         V = orthonormal(product / scale + 1e-3 * V)
-    return V
+    wide = logits.new_zeros(logits.shape[0], k, logits.shape[-1])
+    index = classes.unsqueeze(1).expand(-1, k, -1)
+    return wide.scatter(-1, index, V.transpose(0, 1)).transpose(0, 1)
 
 
 def orthonormal(V: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from torch import Tensor
 from favour.methods.algorithm1 import decompose
 from favour.methods.forward import Blocks, Representation, pushed_blocks
 from favour.plan import Step
-from favour.surrogate import DiagonalNoise, LinearMap, Noise, Surrogate, diagonal_columns, flat, inner
+from favour.surrogate import DiagonalNoise, LinearMap, Noise, Surrogate, diagonal_columns, flat, inner, weighted_gram
 from favour.value import Value
 
 # Outputs with at most this many entries keep their full covariance.
@@ -69,12 +69,12 @@ class Pending:
 
     def gram(self, g: Tensor) -> Tensor:
         """g M gᵀ, (batch, F, F)."""
-        total = torch.zeros((), dtype=g.dtype, device=g.device) if self.diag is None else inner(g * self.diag, g)
+        everywhere = g.expand(g.shape[0], *self.like.shape)
+        total = torch.zeros((), dtype=g.dtype, device=g.device) if self.diag is None else weighted_gram(g, self.diag)
         for G, variance in self.spread:
-            back = G.transpose(g)
-            total = total + inner(back * variance, back)
+            total = total + weighted_gram(G.transpose(g if G.any_batch else everywhere), variance)
         for noise in self.noises:
-            total = total + noise.gram(g)
+            total = total + noise.gram(everywhere)
         if self.columns is not None:
             seen = inner(g, self.columns)
             total = total + seen @ seen.mT
@@ -179,7 +179,7 @@ class Compressed(Representation):
     def _full_output(self, surrogate: Surrogate, step: Step, pending: Pending, size: int) -> Value:
         mean = surrogate.mean
         eye = torch.eye(size, dtype=mean.dtype, device=mean.device).reshape(size, 1, *mean.shape[1:])
-        matrix = pending.gram(eye.expand(size, *mean.shape))
+        matrix = pending.gram(eye).expand(mean.shape[0], size, size)
         self.dense[step.node.name] = matrix
         diagonal = matrix.diagonal(dim1=-2, dim2=-1).reshape(mean.shape)
         return Value(mean, diagonal)

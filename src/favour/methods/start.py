@@ -10,7 +10,7 @@ spent on finding the dominant subspace at all.
 2. a few iterations of Algorithm 1 itself with the weights replaced by rank-q ones (q ≪ n, decomposed once per
    weight). Each costs q(m + n)/(mn) of a full one.
 
-On the layers of trained networks K = 2 from here is as good as about K = 5 from the random start
+On the layers of trained networks K = 2 from here is as good as about K = 4 from the random start
 (`benchmarks/algorithm1.py`).
 """
 
@@ -30,7 +30,7 @@ from favour.plan import Step
 from favour.surrogate import LinearMap, flat
 
 # Rank of the weights in the cheap iterations (at least, and per column), and their number.
-CHEAP_RANK, CHEAP_RANK_PER_COLUMN, CHEAP_ITERATIONS = 16, 4, 4
+CHEAP_RANK, CHEAP_RANK_PER_COLUMN, CHEAP_ITERATIONS = 16, 4, 2
 
 
 def fixed_noise(starts: dict[str, Tensor], seed: int, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:

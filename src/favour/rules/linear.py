@@ -63,6 +63,8 @@ def matrix_map(ctx: Context, weight: Tensor) -> LinearMap:
     short = ctx.cached("short", weight, ctx.shortened)
 
     def times(d: Tensor, matrix: Tensor) -> Tensor:
+        if d.ndim > 2 and d.stride(0) < d.stride(1):  # stored batch first: keep it so
+            return times(d.transpose(0, 1), matrix).transpose(0, 1)
         # Converted back at once: a compiler folds that into the next element-wise operation.
         return F.linear(d.to(matrix.dtype), matrix).to(d.dtype)
 
@@ -72,14 +74,14 @@ def matrix_map(ctx: Context, weight: Tensor) -> LinearMap:
         A, B = ctx.cached(f"svd{q}", weight, lambda w: tuple(map(ctx.shortened, _low_rank(w, q))))
         return LinearMap(
             lambda d: times(times(d, B), A),
-            lambda g: (g.to(A.dtype) @ A @ B).to(g.dtype),
+            lambda g: times(times(g, A.T), B.T),
             lambda v: times(v, squared),
             any_batch=True,
         )
 
     full = LinearMap(
         lambda d: times(d, short),
-        lambda g: (g.to(short.dtype) @ short).to(g.dtype),
+        lambda g: times(g, short.T),
         lambda v: times(v, squared),
         any_batch=True,
         compressed=compressed,
