@@ -18,7 +18,9 @@ import favour
 
 SETTINGS = {
     "adjoint, 10 outputs": {"method": "adjoint"},
+    "adjoint, 10 outputs, bf16 sweeps": {"method": "adjoint", "precision": "bf16"},
     "adjoint, 3 directions": {"method": "adjoint", "directions": 3},
+    "adjoint, 3 directions, bf16 sweeps": {"method": "adjoint", "directions": 3, "precision": "bf16"},
     "dplr r=2 K=2": {"method": "dplr", "rank": 2, "iterations": 2},
     "dplr r=2 K=2, random start": {"method": "dplr", "rank": 2, "iterations": 2, "start": "random"},
     "dplr r=2 K=2 q=40": {"method": "dplr", "rank": 2, "iterations": 2, "weight_rank": 40},
@@ -36,6 +38,10 @@ def costs(rounds: int) -> dict[str, dict[str, float]]:
         compiled = torch.compile(predict, fullgraph=True)
         candidates[f"{name} | eager"] = lambda p=predict: p(x)
         candidates[f"{name} | compiled"] = lambda p=compiled: p(x)
+    regression, features = mlp(13, 100, 100, 1).eval().requires_grad_(False), torch.rand(512, 13)
+    small = torch.compile(favour.compile(regression, features[:2]), fullgraph=True)
+    candidates["forward, 13-100-100-1"] = lambda: regression(features)
+    candidates["adjoint, 13-100-100-1 | compiled"] = lambda: small(features)
     sampler = favour.compile(model, x[:2])
     candidates["32 samples of favour.sample"] = lambda: sampler.sample(x, n=32)
     times = time_all(candidates, rounds)
@@ -43,7 +49,7 @@ def costs(rounds: int) -> dict[str, dict[str, float]]:
     for name, seconds in times.items():
         rows[name] = {
             "milliseconds": seconds * 1e3,
-            "forwards": seconds / times["forward"],
+            "forwards": seconds / times["forward, 13-100-100-1" if "13-100" in name else "forward"],
             "samples": seconds / times["sample"],
         }
     return rows
@@ -86,7 +92,7 @@ def main() -> None:
         growth = {
             "dplr r=2 K=2": exponent(SETTINGS["dplr r=2 K=2"], widths, 64, 5),
             "adjoint": exponent(SETTINGS["adjoint, 10 outputs"], widths, 64, 5),
-            "full": exponent({"method": "full"}, [128, 256, 512], 4, 3),
+            "full": exponent({"method": "full"}, [256, 512, 1024], 2, 3),
         }
         for name, result in growth.items():
             print(f"growth with width, {name}: {result['exponent']}")

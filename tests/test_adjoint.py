@@ -296,6 +296,27 @@ def test_memory_of_one_input_is_met_by_groups_of_covectors() -> None:
     torch.testing.assert_close(tight.covariance_matrix, free.covariance_matrix, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("settings", [*SWEEPS, {"method": "dplr", "rank": 2, "weight_rank": 8}])
+def test_no_batch_of_square_matrices_is_made(settings: dict) -> None:
+    """Nothing of the size of a layer's covariance, (batch, n, n), and nothing of the size of all its columns."""
+    model, x = wide(), torch.randn(16, 4)
+    predict = favour.compile(model, x[:2], **settings)
+    largest = 0
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+            nonlocal largest
+            result = function(*args, **(kwargs or {}))
+            for tensor in torch.utils._pytree.tree_leaves(result):
+                if isinstance(tensor, Tensor):
+                    largest = max(largest, tensor.untyped_storage().nbytes() // tensor.element_size())
+            return result
+
+    with Sizes():
+        predict(x)
+    assert 0 < largest < 16 * 300 * 300 / 8
+
+
 # ------------------------------------------------------------------------------- precision, inner layers, auto
 
 
