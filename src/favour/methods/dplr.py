@@ -132,7 +132,7 @@ class Compressed(Representation):
                 pending.diag = noise.variance if pending.diag is None else pending.diag + noise.variance
             elif noise.key is None:
                 pending.noises.append(noise)
-        mixed = bool(pending.spread or pending.noises)
+        mixed = len(pending.spread) + len(pending.noises) > 0
         held = sum(block.shape[0] for block in blocks.values())
         size = surrogate.mean[:1].numel() if surrogate.mean.shape[0] else surrogate.mean.flatten(1).shape[1]
         if step.closed:
