@@ -82,6 +82,7 @@ def exponent(settings: dict, widths: list[int], batch: int, rounds: int) -> dict
 def main() -> None:
     torch.set_num_threads(2)
     torch.manual_seed(0)
+    torch._dynamo.config.recompile_limit = 64  # every predictor compiled here counts
     quick = "--quick" in sys.argv
     with torch.no_grad():
         rows = costs(10 if quick else 25)
