@@ -1,6 +1,6 @@
-"""What `method="auto"` predicts a pass to cost, beside what it takes: networks of different shape and number of outputs.
+"""What `method="auto"` predicts a pass to cost, beside what it takes, on networks of different shapes.
 
-    python benchmarks/choice.py
+python benchmarks/choice.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The reverse sweep on a GPU at width 4096, batch 4096, 4 hidden layers, against the float32 forward pass.
 
-    python benchmarks/gpu.py
+python benchmarks/gpu.py
 """
 
 from __future__ import annotations

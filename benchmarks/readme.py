@@ -37,7 +37,8 @@ def cost() -> str:
 
 def _where(data: dict) -> str:
     e = data["environment"]
-    return f"<sub>{e['cpu']}, {e['threads']} threads, torch {e['torch']}, favour {e['favour']} ({e['commit']}), {e['when']}</sub>"
+    version = f"torch {e['torch']}, favour {e['favour']} ({e['commit']})"
+    return f"<sub>{e['cpu']}, {e['threads']} threads, {version}, {e['when']}</sub>"
 
 
 def main() -> None:

@@ -22,9 +22,7 @@ MODES = ("price", "matched", "taylor")
 
 def close(actual: Any, expected: Any, message: str = "", tolerance: float = 1e-10) -> None:
     actual, expected = torch.as_tensor(actual, dtype=F64), torch.as_tensor(expected, dtype=F64)
-    assert_close(
-        actual, expected, atol=tolerance, rtol=tolerance, msg=lambda m: f"{message}: {m}" if message else m
-    )
+    assert_close(actual, expected, atol=tolerance, rtol=tolerance, msg=lambda m: f"{message}: {m}" if message else m)
 
 
 def every(*kinds: str) -> pytest.MarkDecorator:
@@ -35,16 +33,12 @@ def every(*kinds: str) -> pytest.MarkDecorator:
 class Call:
     """A case's arguments, as the rule gets them and as plain tensors."""
 
-    def __init__(
-        self, case: Case, *, certain: bool = False, row: int | None = None, mode: str = "price"
-    ) -> None:
+    def __init__(self, case: Case, *, certain: bool = False, row: int | None = None, mode: str = "price") -> None:
         torch.manual_seed(0)
         self.case, self.ctx = case, Context(activation=mode, module="layer", place="layer (model.py:1)")
         self.rows = slice(None) if row is None else slice(row, row + 1)
         self.leaves, self.spec = pytree.tree_flatten(tuple(case.build()))
-        self.values: dict[
-            int, Value
-        ] = {}  # by the identity of the Uncertain: one tensor read twice stays one
+        self.values: dict[int, Value] = {}  # by the identity of the Uncertain: one tensor read twice stays one
         for leaf in self.leaves:
             if isinstance(leaf, Uncertain) and id(leaf) not in self.values:
                 given = (leaf.mean[self.rows], leaf.diag[self.rows], {"z": leaf.factor[:, self.rows]})

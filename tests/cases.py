@@ -8,6 +8,7 @@ kind says what the operation is, and with that which reference it is held agains
     scalar    y = f(x) element by element: Gaussian integrals of f
     delta     the same, where a Gaussian leaves the domain of f: second-order Taylor terms
     dropout   total variance
+    curved    nonlinear in several entries at once: see `cases_sequence`
     refused   raises, whatever the covariance
 """
 
@@ -235,9 +236,7 @@ for _name, _more in (("add", {}), ("sub", {}), ("add", {"alpha": 2.5}), ("sub", 
     linear(f"aten.{_name}.Tensor", lambda: (x(3), x(3)), "two" + _tag, **_more)
     linear(f"aten.{_name}.Tensor", lambda: (x(1, 3), x(2, 1)), "broadcast" + _tag, **_more)
     linear(f"aten.{_name}.Tensor", lambda: (c(3), x(3)), "known first" + _tag, **_more)
-    linear(
-        f"aten.{_name}.Tensor", lambda: (x(3), randn(2, 1, 3)), "known leads" + _tag, per_row=False, **_more
-    )
+    linear(f"aten.{_name}.Tensor", lambda: (x(3), randn(2, 1, 3)), "known leads" + _tag, per_row=False, **_more)
     linear(f"aten.{_name}.Tensor", lambda: (x(3), 0.7), "number" + _tag, **_more)
     linear(f"aten.{_name}.Tensor", lambda: [*_twice()[0]], "with itself" + _tag, **_more)
     linear(f"aten.{_name}.Scalar", lambda: (x(3), 2), "number" + _tag, **_more)
@@ -259,8 +258,6 @@ linear("aten.div.Tensor", lambda: (x(3), torch.tensor(3)), "one integer")
 linear("aten.div.Tensor", lambda: (x(3, 1), randn(2)), "broadcast")
 linear("aten.div.Tensor", lambda: (x(3), 3), "number")
 linear("aten.div.Scalar", lambda: (x(3), 7))
-refused("aten.mul.Tensor", lambda: (x(3), x(3)), "two")
-refused("aten.div.Tensor", lambda: (c(3), x(3)), "by an uncertain tensor")
 linear("aten.where.self", lambda: (mask(3), x(3), x(3)))
 linear("aten.where.self", lambda: (mask(2, 1), x(1, 3), c(2, 3)), "broadcast")
 linear("aten.where.self", lambda: (Batched(mask(BATCH, 3)), torch.zeros((), dtype=F64), x(3)), "known first")
@@ -382,6 +379,10 @@ case("aten.pow.Tensor_Scalar", "delta", lambda: (positive(), -2), "negative")
 for _name in ("argmax", "argmin", "argsort", "sort", "round", "floor", "ceil", "bernoulli"):
     refused(f"aten.{_name}.default", lambda: (x(3),))
 refused("aten.topk.default", lambda: (x(3), 2))
+
+
+import cases_sequence  # noqa: E402, F401  (products, norms, attention, embeddings)
+import cases_vision  # noqa: E402, F401  (convolution, pooling, resampling)
 
 
 def of_kind(*kinds: str) -> list[Case]:

@@ -53,7 +53,11 @@ class Parallel(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.shared, self.head = nn.Linear(64, 100), BayesLinear(100, 100, initial_std=0.05), nn.Linear(100, 10)
+        self.first, self.shared, self.head = (
+            nn.Linear(64, 100),
+            BayesLinear(100, 100, initial_std=0.05),
+            nn.Linear(100, 10),
+        )
         self.drop = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -56,11 +56,7 @@ def gaussian_moments(
 
 def weight_covariance(kind: str, tensors: dict[str, Array]) -> Array:
     """Cov(W_ij, W_kl) as a matrix over row-major entries (i, j), (k, l), from the kind's definition."""
-    m, n = (
-        (len(tensors["outputs"]), len(tensors["inputs"]))
-        if kind == "kronecker"
-        else tensors["diag"].shape[:2]
-    )
+    m, n = (len(tensors["outputs"]), len(tensors["inputs"])) if kind == "kronecker" else tensors["diag"].shape[:2]
     if kind == "full":
         return np.asarray(tensors["matrix"])
     covariance = np.zeros((m * n, m * n))
@@ -145,9 +141,7 @@ def affine(mean: Array, covariance: Array, scale: Array, shift: Array) -> tuple[
     return scale * mean + shift, scale[:, None] * covariance * scale[None, :]
 
 
-def network(
-    layers: Sequence[tuple[str, dict[str, Any]]], mean: Array, covariance: Array
-) -> tuple[Array, Array]:
+def network(layers: Sequence[tuple[str, dict[str, Any]]], mean: Array, covariance: Array) -> tuple[Array, Array]:
     """A network without activations: layers (`linear`, `dropout` or `affine`, arguments) one after the other.
 
     Exact: the draws of a layer are independent of its input, so the law of total covariance applies to each.

@@ -244,7 +244,7 @@ class Peak(TorchDispatchMode):
         self.now -= size
         self.seen.discard(key)
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         given = {t.untyped_storage()._cdata for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, Tensor)}
         for tensor in torch.utils._pytree.tree_leaves(result):
@@ -304,7 +304,7 @@ def test_no_batch_of_square_matrices_is_made(settings: dict) -> None:
     largest = 0
 
     class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             nonlocal largest
             result = function(*args, **(kwargs or {}))
             for tensor in torch.utils._pytree.tree_leaves(result):
@@ -333,7 +333,9 @@ def test_precision_bf16_changes_little() -> None:
 def test_inner_layer_by_any_method(method: str) -> None:
     model, x = network("sequential"), inputs()
     belief = favour.compile(model, x, method=method, at="4", rank=None if method in ("full", "diag") else 20)(x)
-    cut = favour.compile(nn.Sequential(*list(model)[:5]), x, method=method, rank=None if method in ("full", "diag") else 20)
+    cut = favour.compile(
+        nn.Sequential(*list(model)[:5]), x, method=method, rank=None if method in ("full", "diag") else 20
+    )
     torch.testing.assert_close(belief.mean, cut(x).mean)
     torch.testing.assert_close(belief.covariance_matrix, cut(x).covariance_matrix)
 

@@ -53,14 +53,10 @@ def test_density_against_scipy(belief, dense):
     assert_close(belief.log_prob(y), torch.tensor(expected, dtype=F64), atol=1e-9, rtol=1e-9)
     expected = np.array([r.entropy() for r in reference])
     assert_close(belief.entropy(), torch.tensor(expected, dtype=F64), atol=1e-9, rtol=1e-9)
-    expected = np.array(
-        [math.sqrt((p - m) @ np.linalg.solve(s, p - m)) for p, m, s in rows(belief, y, dense)]
-    )
+    expected = np.array([math.sqrt((p - m) @ np.linalg.solve(s, p - m)) for p, m, s in rows(belief, y, dense)])
     assert_close(belief.mahalanobis(y), torch.tensor(expected, dtype=F64), atol=1e-9, rtol=1e-9)
     v = (y - belief.mean).reshape(belief.batch_size, dense.shape[-1], 1)
-    assert_close(
-        belief.solve(y - belief.mean), torch.linalg.solve(dense, v).reshape(y.shape), atol=1e-9, rtol=1e-9
-    )
+    assert_close(belief.solve(y - belief.mean), torch.linalg.solve(dense, v).reshape(y.shape), atol=1e-9, rtol=1e-9)
 
 
 @every
@@ -117,9 +113,7 @@ def test_sample_covariance(cov):
 
 @structure
 def test_rsample_gradients(cov):
-    belief = Belief(
-        normal(1, 3, 4).requires_grad_(), covariance=cov._map(lambda t, _: t.clone().requires_grad_())
-    )
+    belief = Belief(normal(1, 3, 4).requires_grad_(), covariance=cov._map(lambda t, _: t.clone().requires_grad_()))
     generator = torch.Generator().manual_seed(0)
     leaves = pytree.tree_leaves(belief)
     grads = torch.autograd.grad(belief.rsample((5,), generator).square().sum(), leaves)
@@ -132,12 +126,8 @@ def test_intervals(cov):
     belief = belief_of(cov)
     low, high = belief.confidence_interval(0.9)
     std = belief.variance.sqrt().numpy()
-    assert_close(
-        low, torch.tensor(scipy.stats.norm.ppf(0.05, belief.mean.numpy(), std)), atol=1e-10, rtol=1e-10
-    )
-    assert_close(
-        high, torch.tensor(scipy.stats.norm.ppf(0.95, belief.mean.numpy(), std)), atol=1e-10, rtol=1e-10
-    )
+    assert_close(low, torch.tensor(scipy.stats.norm.ppf(0.05, belief.mean.numpy(), std)), atol=1e-10, rtol=1e-10)
+    assert_close(high, torch.tensor(scipy.stats.norm.ppf(0.95, belief.mean.numpy(), std)), atol=1e-10, rtol=1e-10)
     for level in (0.0, 1.0, math.nan):
         with pytest.raises(InvalidValue, match="level"):
             belief.confidence_interval(level)

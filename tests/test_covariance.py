@@ -26,11 +26,7 @@ def spiked(rank, event, batch=3, zeros=0):
     diag.view(batch, math.prod(event))[:, :zeros] = 0
     factor = normal(2, rank, batch, *event)
     n = math.prod(event)
-    dense = (
-        torch.stack([torch.diag(diag[b].reshape(n)) for b in range(batch)])
-        if batch
-        else diag.new_zeros(0, n, n)
-    )
+    dense = torch.stack([torch.diag(diag[b].reshape(n)) for b in range(batch)]) if batch else diag.new_zeros(0, n, n)
     for b in range(batch):
         for k in range(rank):
             dense[b] += torch.outer(factor[k, b].reshape(n), factor[k, b].reshape(n))
@@ -333,9 +329,7 @@ def test_float32_extreme_variances(small):
     cov64 = DiagonalPlusFactor(cov64.diag * 1e-6, cov64.factor).scale(small)
     cov = cov64.to(torch.float32)
     exact = cov.to(F64).dense() / small  # of the rounded inputs
-    assert_close(
-        cov.logdet().double(), torch.linalg.slogdet(exact)[1] + 6 * math.log(small), atol=1e-3, rtol=1e-5
-    )
+    assert_close(cov.logdet().double(), torch.linalg.slogdet(exact)[1] + 6 * math.log(small), atol=1e-3, rtol=1e-5)
     v = vectors(cov).float() * math.sqrt(small)
     quadratic, _ = cov.density_terms(v)
     columns = flat(v.double() / math.sqrt(small), cov)
@@ -358,9 +352,7 @@ def test_half_precision_solves_in_wider_type(dtype, name):
     assert quadratic.dtype == logdet.dtype == torch.float32
     wide = cov.to(F64)
     if isinstance(wide, Directional):
-        assert (
-            cov.solve(v).dtype == dtype
-        )  # a rounded basis is not orthonormal: no dense twin to compare with
+        assert cov.solve(v).dtype == dtype  # a rounded basis is not orthonormal: no dense twin to compare with
         return
     columns = flat(v.double(), cov)
     solution = torch.linalg.solve(wide.dense(), columns)

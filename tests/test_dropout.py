@@ -33,9 +33,7 @@ def linears(*sizes: int) -> list[nn.Linear]:
     return [nn.Linear(n, m).double() for n, m in pairwise(sizes)]
 
 
-def compare(
-    model: nn.Module, layers: list[Any], x: Any, method: str, rank: int | None, **settings: Any
-) -> Belief:
+def compare(model: nn.Module, layers: list[Any], x: Any, method: str, rank: int | None, **settings: Any) -> Belief:
     """The prediction against a list of linear modules and dropout rates, in the order they act."""
     steps = [
         ("linear", {"weight": each.weight.detach().numpy(), "bias": each.bias.detach().numpy()})
@@ -100,9 +98,7 @@ def test_all_dropout_silenced_leaves_no_variance(method, rank, x):
 
 
 @every_method
-@pytest.mark.parametrize(
-    "where", ["first", "last", "first and last", "everywhere", "twice", "thrice", "only"]
-)
+@pytest.mark.parametrize("where", ["first", "last", "first and last", "everywhere", "twice", "thrice", "only"])
 def test_dropout_anywhere(method, rank, where, x):
     if where == "everywhere" and rank == 0:
         pytest.skip("the last one's input is correlated, and its variances need more than those before it")

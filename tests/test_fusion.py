@@ -21,21 +21,15 @@ WEIGHTS = np.exp(-0.5 * GRID**2)
 WEIGHTS /= WEIGHTS.sum()
 
 
-def reference(
-    f: Callable[[np.ndarray], np.ndarray], mean: Tensor, variance: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def reference(f: Callable[[np.ndarray], np.ndarray], mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """E f, Var f and E f′ = Cov(f, x)/σ² of an element-wise f, entry by entry."""
     results = []
     for i, (m, v) in enumerate(zip(mean.flatten().tolist(), variance.flatten().tolist(), strict=True)):
         y = f(torch.from_numpy(m + v**0.5 * GRID), i % mean.shape[-1])
         y = y.numpy()
         first = (WEIGHTS * y).sum()
-        results.append(
-            (first, (WEIGHTS * (y - first) ** 2).sum(), (WEIGHTS * (y - first) * GRID).sum() / v**0.5)
-        )
-    return tuple(
-        torch.tensor(column, dtype=float64).reshape(mean.shape) for column in zip(*results, strict=True)
-    )
+        results.append((first, (WEIGHTS * (y - first) ** 2).sum(), (WEIGHTS * (y - first) * GRID).sum() / v**0.5))
+    return tuple(torch.tensor(column, dtype=float64).reshape(mean.shape) for column in zip(*results, strict=True))
 
 
 class Code(nn.Module):
@@ -295,9 +289,7 @@ def test_fused_moments_equal_the_grid(code: Callable[[Tensor], Tensor], toleranc
         torch.testing.assert_close(result.covariance_matrix, between, rtol=5 * tolerance, atol=5 * tolerance)
 
 
-@pytest.mark.parametrize(
-    "code", [gelu_erf, swish, absolute, residual_relu, leaky_by_where], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("code", [gelu_erf, swish, absolute, residual_relu, leaky_by_where], ids=lambda f: f.__name__)
 def test_fused_modes(code: Callable[[Tensor], Tensor]) -> None:
     """All modes share the mean; `matched` has the marginal variance, `taylor` the slope at the mean."""
     belief, _ = spread()
@@ -465,9 +457,7 @@ def test_result_of_fused_code_used_again() -> None:
 def test_fused_code_outside_its_domain_is_linearised() -> None:
     """A Gaussian leaves the domain of the logarithm: the tangent at the mean is what can be said."""
     mean = torch.tensor([[1.0, 2.0]], dtype=float64)
-    result = favour.compile(Code(lambda x: x * torch.log(x)), mean)(
-        Belief(mean, diag=torch.ones(1, 2, dtype=float64))
-    )
+    result = favour.compile(Code(lambda x: x * torch.log(x)), mean)(Belief(mean, diag=torch.ones(1, 2, dtype=float64)))
     torch.testing.assert_close(result.mean, mean * mean.log())
     torch.testing.assert_close(result.variance, (mean.log() + 1).square())
 

@@ -62,9 +62,7 @@ class Nested(nn.Module):
 def test_capture_nested_modules_by_path_and_line() -> None:
     graph = capture(Nested(), torch.randn(3, 5))
     assert graph.dropout_modules == ["blocks.0", "blocks.1", "head.drop"]
-    places = {
-        n.module: n.where for n in graph.nodes if n.kind == "call" and n.target is torch.ops.aten.relu.default
-    }
+    places = {n.module: n.where for n in graph.nodes if n.kind == "call" and n.target is torch.ops.aten.relu.default}
     assert list(places) == ["blocks.0", "blocks.1"]
     for where in places.values():
         file, line = where.split(":")
@@ -83,17 +81,12 @@ def test_capture_functional_dropout_is_live_in_eval_mode() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_capture_leaves_the_model_untouched(training: bool) -> None:
-    model = nn.Sequential(
-        nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Linear(6, 2)
-    )
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Linear(6, 2))
     model.train(training)
     model[3].eval()  # a mixture of flags
     model[0].weight.requires_grad_(False)
     flags = [m.training for m in model.modules()]
-    before = {
-        k: (id(t), t._version, t.clone(), t.requires_grad)
-        for k, t in model.state_dict(keep_vars=True).items()
-    }
+    before = {k: (id(t), t._version, t.clone(), t.requires_grad) for k, t in model.state_dict(keep_vars=True).items()}
     attributes = [set(m.__dict__) for m in model.modules()]
     predict = favour.compile(model, torch.randn(8, 4))
     predict(torch.randn(8, 4))
@@ -234,9 +227,7 @@ class Two(nn.Module):
         super().__init__()
         self.a, self.b, self.drop = nn.Linear(3, 2), nn.Linear(4, 2), nn.Dropout(0.2)
 
-    def forward(
-        self, left: Tensor, right: Tensor | None = None, *, scale: float = 1.0, flag: bool = True
-    ) -> Tensor:
+    def forward(self, left: Tensor, right: Tensor | None = None, *, scale: float = 1.0, flag: bool = True) -> Tensor:
         y = self.a(self.drop(left)) * scale
         return y if right is None or not flag else y - self.b(right)
 
@@ -397,9 +388,7 @@ def test_capture_model_holding_a_tensor_with_a_graph() -> None:
 
 def test_capture_parametrised_weights() -> None:
     weight_norm = torch.nn.utils.parametrizations.weight_norm
-    model = nn.Sequential(
-        weight_norm(nn.Linear(3, 4)), nn.Dropout(0.2), weight_norm(nn.Linear(4, 2))
-    ).double()
+    model = nn.Sequential(weight_norm(nn.Linear(3, 4)), nn.Dropout(0.2), weight_norm(nn.Linear(4, 2))).double()
     x = torch.randn(5, 3, dtype=torch.float64)
     predict = favour.compile(model, x)
     assert predict(x).variance.min() > 0
@@ -504,10 +493,7 @@ def test_capture_reports_all_unsupported_operations_at_once() -> None:
     message = str(caught.value)
     assert f"no rule for `aten.cumsum.default` at `exotic` (test_graph.py:{line_of('first')})" in message
     assert f"`aten.fft_rfft.default` at `exotic` (test_graph.py:{line_of('second')})" in message
-    assert (
-        f"`aten.argmax.default` at `exotic` (test_graph.py:{line_of('third')}) has a discrete result"
-        in message
-    )
+    assert f"`aten.argmax.default` at `exotic` (test_graph.py:{line_of('third')}) has a discrete result" in message
     assert "favour.rule" in message
     assert isinstance(caught.value, NotImplementedError)
 
@@ -526,9 +512,7 @@ def test_capture_refuses_the_users_own_randomness() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x + torch.randn_like(x) + torch.rand(3)
 
-    with pytest.raises(
-        favour.UnsupportedOperation, match=r"randn_like.*random numbers(.|\n)*aten.rand\.default"
-    ):
+    with pytest.raises(favour.UnsupportedOperation, match=r"randn_like.*random numbers(.|\n)*aten.rand\.default"):
         favour.compile(Noisy(), torch.randn(2, 3))
     with pytest.raises(favour.UnsupportedOperation, match=r"randn_like"):
         favour.sample(Noisy(), torch.randn(2, 3), 2)
@@ -562,9 +546,7 @@ def test_capture_ignores_randomness_that_nobody_reads() -> None:
             torch.randn_like(x)
             return 2 * x
 
-    assert torch.equal(
-        favour.compile(Harmless(), torch.ones(2, 3))(torch.ones(2, 3)).mean, torch.full((2, 3), 2.0)
-    )
+    assert torch.equal(favour.compile(Harmless(), torch.ones(2, 3))(torch.ones(2, 3)).mean, torch.full((2, 3), 2.0))
 
 
 def test_capture_refuses_mixing_the_batch() -> None:
@@ -627,9 +609,7 @@ def test_dropout_rate_follows_the_module_when_recompiled() -> None:
     wide = favour.sample(model, x, 20000, generator=generator).var()
     model[0].p = 0.1
     narrow = favour.sample(model, x, 20000, generator=generator).var()
-    assert (
-        8 < wide / narrow < 10
-    )  # 9, with a relative standard error of about 0.02 (captures are kept between calls)
+    assert 8 < wide / narrow < 10  # 9, with a relative standard error of about 0.02 (captures are kept between calls)
 
 
 def test_prune_keeps_inputs_in_place() -> None:

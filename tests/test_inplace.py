@@ -232,9 +232,7 @@ AFFINE = [
 ]
 
 
-@pytest.mark.parametrize(
-    "code", [relu, functional_inplace, detached, diagonal, *AFFINE], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("code", [relu, functional_inplace, detached, diagonal, *AFFINE], ids=lambda f: f.__name__)
 def test_inplace_mean_equals_eager(code: Callable[[Tensor], Tensor]) -> None:
     model = Model(code)
     x = torch.randn(5, 4, dtype=torch.float64)
@@ -261,9 +259,7 @@ def test_inplace_covariance_equals_jacobian(code: Callable[[Tensor], Tensor]) ->
             torch.testing.assert_close(result.covariance_matrix, J @ sigma @ J.T, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    "code", [window, sibling_views, through_split, long_sequence], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("code", [window, sibling_views, through_split, long_sequence], ids=lambda f: f.__name__)
 def test_inplace_draws_equal_eager(code: Callable[[Tensor], Tensor]) -> None:
     """The sampler runs the same graph, vectorised: with a rate of nearly 0 every draw is the eager output."""
     model = nn.Sequential(nn.Dropout(1e-9), Model(code))

@@ -181,9 +181,7 @@ def test_linear_at_positions_uses_one_draw_for_all(joint, given_as):
     drawn = posterior("diagonal", M, N + joint)
     spread = torch.rand(M, dtype=F64)
     weight = Weight("weight", W, drawn.gaussian, partner="bias" if joint else None)
-    bias = Weight(
-        "bias", b, drawn.gaussian if joint else Diagonal(spread), partner="weight" if joint else None
-    )
+    bias = Weight("bias", b, drawn.gaussian if joint else Diagonal(spread), partner="weight" if joint else None)
     check(
         linear(Context(), x, weight, bias),
         mean,
@@ -255,9 +253,7 @@ def test_linear_with_latents_and_a_certain_input_is_exact(covers):
             expected = expected + np.outer(moved, moved)
         close(got[row], expected, f"covariance of row {row}")
         # One key, one noise: what looks at variances alone sees the right ones too.
-        close(
-            sum(n.diag()[row] for n in surrogate.noises), np.diag(expected).copy(), f"variances of row {row}"
-        )
+        close(sum(n.diag()[row] for n in surrogate.noises), np.diag(expected).copy(), f"variances of row {row}")
 
 
 @pytest.mark.parametrize("method", ["full", "dplr", "adjoint"])

@@ -38,9 +38,7 @@ class Net(nn.Module):
         return self.last(self.again(self.second(self.drop(self.norm(self.first(x))))))
 
 
-def closed_form(
-    net: Net, draws: dict[str, dict[str, Any]], mean: np.ndarray, given: np.ndarray
-) -> tuple[Any, Any]:
+def closed_form(net: Net, draws: dict[str, dict[str, Any]], mean: np.ndarray, given: np.ndarray) -> tuple[Any, Any]:
     def layer(name: str) -> tuple[str, dict[str, Any]]:
         module = getattr(net, name)
         known = {"weight": module.weight.detach().numpy(), "bias": module.bias.detach().numpy()}
@@ -60,9 +58,7 @@ def closed_form(
     return reference.network(layers, mean, given)
 
 
-def draw(
-    net: Net, kind: str, names: tuple[str, ...]
-) -> tuple[dict[Any, Gaussian], dict[str, dict[str, Any]]]:
+def draw(net: Net, kind: str, names: tuple[str, ...]) -> tuple[dict[Any, Gaussian], dict[str, dict[str, Any]]]:
     """Posteriors for the named layers, as favour and as the reference take them."""
     gaussians: dict[Any, Gaussian] = {}
     draws: dict[str, dict[str, Any]] = {}

@@ -100,9 +100,7 @@ def test_relu_without_gradient(dtype):
     )
 
 
-@pytest.mark.parametrize(
-    ("mean", "sigma"), [(10.0, 1e-3), (-3.0, 1.0), (-0.3, 0.1), (-6.0, 1.0), (-10.0, 1.0)]
-)
+@pytest.mark.parametrize(("mean", "sigma"), [(10.0, 1e-3), (-3.0, 1.0), (-0.3, 0.1), (-6.0, 1.0), (-10.0, 1.0)])
 def test_relu_float32_variance(mean, sigma):
     """The demand on float32: variance to 1e-5, also where E[f²] − E[f]² would have lost it."""
     mu, variance = column(mean, dtype=torch.float32), column(sigma, dtype=torch.float32) ** 2
@@ -154,11 +152,7 @@ def test_relu_gradient_on_kink():
     for kinks in (None, RELU):
         mean = torch.zeros(1, dtype=torch.float64, requires_grad=True)
         variance = torch.full((1,), 4.0, dtype=torch.float64)
-        got = (
-            gauss.relu(mean, variance)
-            if kinks is None
-            else gauss.piecewise_linear(mean, variance, kinks=kinks)
-        )
+        got = gauss.relu(mean, variance) if kinks is None else gauss.piecewise_linear(mean, variance, kinks=kinks)
         grads = [torch.autograd.grad(part.sum(), mean, retain_graph=True)[0].item() for part in got]
         assert grads == pytest.approx([0.5, 0.5 / math.sqrt(2 * math.pi), 0.0], abs=1e-12)
 
@@ -253,9 +247,7 @@ def test_quadrature_straight_ends(sigma):
     """With the lines beyond the kinks given, with a jump at one of them."""
     f = lambda x: torch.where(x > 0.5, 2 - x, torch.where(x < -1, 0.3 + 2 * x, torch.sin(x)))  # noqa: E731
     for mean in (-2.0, -1.0, 0.0, 0.45, 3.0):
-        got = gauss.quadrature(
-            f, column(mean), column(sigma**2), kinks=(-1.0, 0.5), ends=((0.3, 2.0), (2.0, -1.0))
-        )
+        got = gauss.quadrature(f, column(mean), column(sigma**2), kinks=(-1.0, 0.5), ends=((0.3, 2.0), (2.0, -1.0)))
         value, gain, residual, total = dense(f, mean, sigma, kinks=(-1.0, 0.5))
         assert abs(got.mean.item() - value) < 1e-10 * (1 + abs(value))
         assert abs(got.slope.item() - gain) * sigma < 1e-10 * (1 + math.sqrt(total))
@@ -320,9 +312,7 @@ def test_power_exact(exponent):
         value, gain = weight @ y, weight @ (y * node)
         residual = weight @ (y - value - gain * node) ** 2
         got = gauss.power(column(mean), column(sigma**2), exponent)
-        torch.testing.assert_close(
-            torch.cat(got), column(value, gain / sigma, residual), rtol=1e-10, atol=1e-10
-        )
+        torch.testing.assert_close(torch.cat(got), column(value, gain / sigma, residual), rtol=1e-10, atol=1e-10)
 
 
 def test_exp_large_mean_no_nan():
@@ -381,9 +371,7 @@ def test_compiles_without_breaks(name):
     torch.testing.assert_close(tuple(compiled(mean, variance)), tuple(CHECKED[name](mean, variance)))
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning"
-)  # raised within torch when inductor is first imported
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised within torch when inductor is first imported
 @pytest.mark.parametrize("name", ["relu", "quadrature"])
 def test_inductor(name):
     mean, variance = torch.linspace(-3, 3, 64), torch.linspace(0, 2, 64)

@@ -1,5 +1,6 @@
 """Whole trained networks against 20,000 samples (the sampler is tested by itself in test_sampling.py)."""
 
+import itertools
 from functools import cache
 
 import pytest
@@ -52,7 +53,7 @@ def test_network_mean_within_sampling_error(name: str) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_network_dplr_falls_with_rank(name: str) -> None:
     errors = [error(name, method="dplr", rank=rank, iterations=20) for rank in (1, 2, 4, 8)]
-    for worse, better in zip(errors, errors[1:], strict=False):
+    for worse, better in itertools.pairwise(errors):
         assert better <= 1.02 * worse
     full = error(name, method="full")
     assert error(name, method="dplr", rank=100) == pytest.approx(full, rel=1e-6)

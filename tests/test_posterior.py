@@ -221,9 +221,7 @@ def test_posterior_wrap():
 
 
 def test_posterior_unknown_names_in_one_message():
-    posterior = Posterior(
-        {"0.wieght": torch.ones(2, 3), "zzz": torch.ones(1)}, means={"2.bia": torch.ones(2)}
-    )
+    posterior = Posterior({"0.wieght": torch.ones(2, 3), "zzz": torch.ones(1)}, means={"2.bia": torch.ones(2)})
     with pytest.raises(UnknownName) as caught:
         posterior.validate(parameters())
     message = str(caught.value)

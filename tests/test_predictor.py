@@ -262,9 +262,7 @@ def test_predict_at_an_unknown_module_lists_the_known() -> None:
 @pytest.mark.parametrize(("method", "rank"), [("adjoint", None), ("adjoint", 2), ("dplr", 2), ("diag", None)])
 @pytest.mark.parametrize("activation", ["price", "matched", "taylor"])
 def test_gradients_equal_finite_differences(method: str, rank: int | None, activation: str) -> None:
-    model = nn.Sequential(
-        nn.Linear(2, 3), nn.Tanh(), nn.Dropout(0.3), nn.Linear(3, 3), nn.Softplus(), nn.Linear(3, 2)
-    )
+    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Dropout(0.3), nn.Linear(3, 3), nn.Softplus(), nn.Linear(3, 2))
     model = model.double()
     x = inputs(2, 2)
     predict = favour.compile(model, x, method=method, rank=rank, activation=activation)

@@ -150,9 +150,7 @@ def test_sample_draws_a_parameter_once_for_the_batch() -> None:
     """Rows share the draw, so that the outputs of equal inputs are equal, and Cov(y_a, y_b) = σ²(x_a·x_b)."""
     model = nn.Linear(3, 1, bias=False).double()
     x = torch.tensor([[1.0, 2, 0], [1, 2, 0], [2, -1, 0], [0, 0, 1]], dtype=float64)
-    draws = favour.sample(
-        model, x, 100_000, {"weight": torch.full((1, 3), 0.25, dtype=float64)}, generator()
-    )[..., 0]
+    draws = favour.sample(model, x, 100_000, {"weight": torch.full((1, 3), 0.25, dtype=float64)}, generator())[..., 0]
     assert torch.equal(draws[:, 0], draws[:, 1])
     with torch.no_grad():
         assert_moments(draws.unsqueeze(1), model(x).T, 0.25 * (x @ x.T).unsqueeze(0))

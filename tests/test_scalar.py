@@ -156,9 +156,7 @@ def test_kinks_of_fused_code(module, kinks):
     entries = zip(mean[0].tolist(), variance[0].sqrt().tolist(), strict=True)
     value, _, _, total = zip(*(dense(module, m, s, kinks) for m, s in entries), strict=True)
     torch.testing.assert_close(belief.mean[0], torch.tensor(value, dtype=torch.float64), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(
-        belief.variance[0], torch.tensor(total, dtype=torch.float64), rtol=1e-6, atol=1e-9
-    )
+    torch.testing.assert_close(belief.variance[0], torch.tensor(total, dtype=torch.float64), rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", CASES)

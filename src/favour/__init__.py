@@ -1,8 +1,10 @@
 """Favour: honest error bars for a trained network's predictions, without sampling."""
 
-from favour import nn, rules
+from favour import metrics, nn, plots, rules, scores
 from favour.attribution import Attribution
 from favour.belief import Belief
+from favour.calibration import Calibrated, ConformalInterval, ConformalSet, calibrate
+from favour.check import Check, check
 from favour.compilation import compile
 from favour.draws import sample
 from favour.errors import (
@@ -11,12 +13,14 @@ from favour.errors import (
     FavourError,
     InvalidType,
     InvalidValue,
+    MissingExtra,
     NoDensity,
     ShapeMismatch,
     UnknownName,
     UnsupportedOperation,
 )
 from favour.posterior import Diagonal, Full, Kronecker, Posterior, Rows
+from favour.predictive import probabilities
 from favour.predictor import Predictor
 from favour.rules import rule
 from favour.saving import load

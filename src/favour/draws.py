@@ -93,9 +93,7 @@ def sample(
         raise InvalidType(f"`model` is a {type(model).__name__}; favour.sample takes a torch.nn.Module.")
     args, kwargs = split_example(x)
     given = Posterior.wrap(posterior)
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(
-        model.named_buffers(remove_duplicate=False)
-    )
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     given.validate(tensors)
     graph = configure(_capture_once(model, x, *pytree.tree_flatten((args, kwargs))), dropout)
     return Predictor(graph, settings, given, model).sample(*args, n=n, generator=generator, **kwargs)

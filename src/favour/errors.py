@@ -42,3 +42,7 @@ class NoDensity(FavourError, ValueError):
 
 class CorruptFile(FavourError, ValueError):
     """A file is not what it claims to be, or was damaged."""
+
+
+class MissingExtra(FavourError, ImportError):
+    """An optional package is not installed; the message says which extra brings it."""

@@ -195,9 +195,7 @@ def trace(node: FusedNode, x: Tensor, known: dict[Node, Any]) -> tuple[Traced, K
     for inner in node.body:
         args, kwargs = replace_nodes((inner.args, inner.kwargs), env.__getitem__)
         if inner.target in ARITHMETIC:
-            result = ARITHMETIC[inner.target](
-                kinks, *args, **{k: v for k, v in kwargs.items() if k == "alpha"}
-            )
+            result = ARITHMETIC[inner.target](kinks, *args, **{k: v for k, v in kwargs.items() if k == "alpha"})
         else:
             result = apply_function(kinks, inner.target, *args, **kwargs)
         env[inner] = result

@@ -24,8 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from favour.decompose import decompose
 from favour.errors import CaptureError, InvalidType, InvalidValue, UnsupportedOperation
 from favour.inplace import functionalise
+from favour.multihead import put_batch_first
 from favour.node import DROPOUTS, Graph, Node, draws_numbers, nodes_in, replace_nodes
 
 __all__ = [
@@ -125,6 +127,7 @@ def capture(model: nn.Module, example: Any, *, dynamic: Any = None) -> Graph:
 
     clone = _copy_structure(model)
     _set_capture_flags(clone)
+    put_batch_first(clone)
     try:
         named_shapes = inspect.signature(clone.forward).bind(*arg_shapes, **kwarg_shapes).arguments
     except TypeError as error:
@@ -148,7 +151,7 @@ def capture(model: nn.Module, example: Any, *, dynamic: Any = None) -> Graph:
     graph, views = _from_exported(exported, leaves, in_spec)
     functionalise(graph, views)
     _freeze_norms(graph)
-    graph.prune()
+    decompose(graph)
     return graph
 
 
@@ -203,14 +206,10 @@ def _storages(value: Any) -> set[int]:
     return {t.untyped_storage()._cdata for t in tensors}
 
 
-def _from_exported(
-    exported: Any, leaves: list[Any], in_spec: pytree.TreeSpec
-) -> tuple[Graph, dict[Node, Node]]:
+def _from_exported(exported: Any, leaves: list[Any], in_spec: pytree.TreeSpec) -> tuple[Graph, dict[Node, Node]]:
     """Turn an ExportedProgram into a `Graph`, parameters by one name each; and say what is a view of what."""
     kinds = {"PARAMETER": "parameter", "BUFFER": "buffer", "CONSTANT_TENSOR": "constant"}
-    specs = {
-        spec.arg.name: spec for spec in exported.graph_signature.input_specs if hasattr(spec.arg, "name")
-    }
+    specs = {spec.arg.name: spec for spec in exported.graph_signature.input_specs if hasattr(spec.arg, "name")}
     canonical: dict[int, str] = {}
     aliases: dict[str, str] = {}
     for name, tensor in exported.state_dict.items():
@@ -229,9 +228,7 @@ def _from_exported(
             return table[value]
         if isinstance(value, (list, tuple)):
             return (
-                type(value)(convert(v) for v in value)
-                if type(value) in (list, tuple)
-                else [convert(v) for v in value]
+                type(value)(convert(v) for v in value) if type(value) in (list, tuple) else [convert(v) for v in value]
             )
         if isinstance(value, dict):
             return {k: convert(v) for k, v in value.items()}

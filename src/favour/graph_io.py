@@ -84,9 +84,7 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise CorruptFile(f"`{name}` was not written by `Predictor.save`.")
     version = content.get("version")
     if not isinstance(version, int) or version > VERSION:
-        raise CorruptFile(
-            f"`{name}` has format version {version}; this favour reads up to {VERSION}. Upgrade favour."
-        )
+        raise CorruptFile(f"`{name}` has format version {version}; this favour reads up to {VERSION}. Upgrade favour.")
     return content
 
 
@@ -96,9 +94,7 @@ def _structure(text: str) -> pytree.TreeSpec:
     def check(part: Any) -> None:
         if isinstance(part, dict):
             if "defaultdict" in str(part.get("type")):
-                raise CorruptFile(
-                    "the file holds a defaultdict among the arguments or outputs, which is not allowed."
-                )
+                raise CorruptFile("the file holds a defaultdict among the arguments or outputs, which is not allowed.")
             for child in part.get("children_spec", ()):
                 check(child)
 
@@ -171,9 +167,7 @@ def decode(value: Any, nodes: dict[str, Node], tensors: dict[str, Tensor]) -> An
     if kind == "torch":
         found = getattr(torch, content, None)
         if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
-            raise CorruptFile(
-                f"the file names `torch.{content}`, which is no dtype, layout or memory format."
-            )
+            raise CorruptFile(f"the file names `torch.{content}`, which is no dtype, layout or memory format.")
         return found
     if kind == "device":
         return torch.device(content)

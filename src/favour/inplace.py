@@ -102,9 +102,7 @@ class _Rewriter:
         self.result: list[Node] = []
         self.same: dict[Node, Node] = {}  # another name of the same variable
         self.base: dict[Node, Node] = {}
-        self.value: dict[
-            Node, tuple[Node, int]
-        ] = {}  # a variable's value, and the root's version it was taken at
+        self.value: dict[Node, tuple[Node, int]] = {}  # a variable's value, and the root's version it was taken at
         self.version: dict[Node, int] = {}
         self.written: dict[Node, tuple[tuple, dict[str, Any]]] = {}  # arguments as exported
         self.count = 0
@@ -124,9 +122,7 @@ class _Rewriter:
                     continue
                 if node.target is not operator.getitem:
                     self.base[node] = source
-                elif (
-                    source in self.base
-                ):  # a piece is a view of what was split; other lists hold fresh tensors
+                elif source in self.base:  # a piece is a view of what was split; other lists hold fresh tensors
                     self.base[node] = self.base[source]
             self._read_arguments(node)
             self.result.append(node)

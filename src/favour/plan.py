@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from favour.decompose import with_batch
 from favour.errors import InvalidType, ShapeMismatch, UnknownName, UnsupportedOperation
 from favour.fusion import FusedNode, fuse
 from favour.graph import DROPOUTS, Graph, Node, draws_numbers, nodes_in, replace_nodes
@@ -115,9 +116,7 @@ def configure(graph: Graph, dropout: Mapping[str, Any] | None) -> Graph:
                 p = _rate_node(p, node, constants)
                 nodes.append(p)
             args = (args[0], p, live)
-        new = Node(
-            node.name, node.kind, node.target, args, kwargs, node.shape, node.dtype, node.module, node.where
-        )
+        new = Node(node.name, node.kind, node.target, args, kwargs, node.shape, node.dtype, node.module, node.where)
         copies[node] = new
         nodes.append(new)
     inputs = [None if n is None else copies[n] for n in graph.inputs]
@@ -138,9 +137,7 @@ def configure(graph: Graph, dropout: Mapping[str, Any] | None) -> Graph:
 def _rate_node(p: torch.Tensor, node: Node, constants: dict[str, torch.Tensor]) -> Node:
     """A constant of the graph, so that the rates move with the predictor and are saved with it."""
     event = node.shape[1:] if node.shape is not None else ()
-    if p.ndim > len(event) or any(
-        a not in (1, b) for a, b in zip(reversed(p.shape), reversed(event), strict=False)
-    ):
+    if p.ndim > len(event) or any(a not in (1, b) for a, b in zip(reversed(p.shape), reversed(event), strict=False)):
         raise ShapeMismatch(
             f"`dropout` gives `{node.module}` rates of shape {tuple(p.shape)}, which do not broadcast to "
             f"its event {_sizes(event)}; give one number, or one for each neuron."
@@ -166,9 +163,7 @@ def converted(graph: Graph, dtypes: Mapping[torch.dtype, torch.dtype]) -> Graph:
 
 def truncate(graph: Graph, at: str) -> Graph:
     """The part of `graph` up to the output of module `at`."""
-    inside = [
-        n for n in graph.nodes if n.kind == "call" and (n.module == at or n.module.startswith(at + "."))
-    ]
+    inside = [n for n in graph.nodes if n.kind == "call" and (n.module == at or n.module.startswith(at + "."))]
     if not inside:
         modules = sorted({n.module for n in graph.nodes if n.module})
         raise UnknownName(f"`at` names {at!r}, which made no call in the captured model. Modules: {modules}.")
@@ -212,15 +207,14 @@ def make_plan(graph: Graph, inputs: Collection[str], posterior: Posterior) -> Pl
     """
     canonical = {graph.aliases.get(name, name) for name in posterior.names}
     graph = configure(graph, None)  # a private copy: fusion rewrites nodes
+    with_batch(graph, mark_uncertain(graph, inputs, canonical))
     uncertain = mark_uncertain(graph, inputs, canonical)
     fuse(graph, uncertain)
     uncertain = mark_uncertain(graph, inputs, canonical)
     _check(graph, uncertain)
     users = graph.users()
     uses = {
-        str(n.target): sum(m.inputs.count(n) for m in users[n])
-        for n in uncertain
-        if n.kind in ("parameter", "buffer")
+        str(n.target): sum(m.inputs.count(n) for m in users[n]) for n in uncertain if n.kind in ("parameter", "buffer")
     }
     leaves = [n for n in graph.nodes if n.kind != "call"]
     return Plan(_steps(graph, uncertain, posterior), graph.outputs, uncertain, uses, leaves)
@@ -295,9 +289,7 @@ def _check(graph: Graph, uncertain: set[Node]) -> None:
     batch = next((n.shape[0] for n in graph.inputs if n is not None and n.shape), None)
     for node in graph.nodes:
         if draws_numbers(node):
-            problems.append(
-                f"`{node.target}` at {node.place} draws random numbers in a way favour does not know"
-            )
+            problems.append(f"`{node.target}` at {node.place} draws random numbers in a way favour does not know")
             continue
         if node.kind != "call" or node not in uncertain or isinstance(node, FusedNode):
             continue
@@ -308,9 +300,7 @@ def _check(graph: Graph, uncertain: set[Node]) -> None:
         if entry is None:
             problems.append(f"no rule for `{node.target}` at {node.place}")
         elif entry.exactness == "refused":
-            problems.append(
-                f"`{node.target}` at {node.place} has a discrete result, which has no mean and covariance"
-            )
+            problems.append(f"`{node.target}` at {node.place} has a discrete result, which has no mean and covariance")
         elif weights and not entry.weights:
             names = ", ".join(f"`{s.target}`" for s in weights)
             problems.append(

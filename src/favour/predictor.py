@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from favour.attribution import Attribution
 from favour.belief import Belief
 from favour.errors import InvalidType, InvalidValue
+from favour.head import probabilities
 from favour.methods.choice import Choice, choose
 from favour.methods.engine import Settings, infer, infer_parts
 from favour.methods.memory import rows_within
@@ -142,6 +143,18 @@ class Predictor(nn.Module):
         pieces = [self._predict(part, posterior) for part in self._slices(leaves, posterior)]
         joined = [_joined(parts) for parts in zip(*pieces, strict=True)] if len(pieces) > 1 else pieces[0]
         return pytree.tree_unflatten(joined, self.graph.out_spec)
+
+    def probabilities(self, *args: Any, kind: str | None = None, estimator: str = "auto", **kwargs: Any) -> Tensor:
+        """Class probabilities E[softmax(z)], (batch, C), z the logits.
+
+        Args:
+            args, kwargs: The model's.
+            kind: See `favour.probabilities`.
+            estimator: `"head"` (draws of the last layers, see `favour.head`), or one of those of
+                `favour.probabilities`. By default the head where it is small and has dropout above .3, which skews
+                the logits, else `"nodes"`; always `"nodes"` in compiled code.
+        """
+        return probabilities(self, args, kwargs, kind, estimator)
 
     def attribute(self, *args: Any, **kwargs: Any) -> Any:
         """How much of each output's variance comes from which dropout, parameter or nonlinearity.

@@ -26,13 +26,15 @@ from favour.errors import InvalidType, InvalidValue, UnsupportedOperation
 from favour.graph import DROPOUTS, Graph, Node, draws_numbers, replace_nodes
 from favour.plan import mark_uncertain
 from favour.posterior import Posterior
+from favour.rules.channel_dropout import SATURATION, alpha_scale, check_channel_rate
 
 aten = torch.ops.aten
 
 # Bytes of activations in one chunk of draws: large enough to amortise calls, small enough for caches.
 DEFAULT_MEMORY = 64 * 2**20
 
-_ELEMENTWISE_DROPOUT = {aten.dropout.default, torch.ops.favour.dropout.default}
+_PER_CHANNEL = {aten.feature_dropout.default, aten.feature_alpha_dropout.default}
+_ALPHA = {aten.alpha_dropout.default, aten.feature_alpha_dropout.default}
 
 
 class Sampler:
@@ -54,8 +56,7 @@ class Sampler:
         self.prologue = [n for n in calls if n not in late]
         self.tail = [n for n in calls if n in late]
         self.dropouts = [n for n in self.tail if n.target in DROPOUTS]
-        unknown = [n for n in self.dropouts if n.target not in _ELEMENTWISE_DROPOUT]
-        unknown += [n for n in calls if draws_numbers(n)]
+        unknown = [n for n in calls if draws_numbers(n)]
         if unknown:
             places = "; ".join(f"`{n.target}` at {n.place}" for n in unknown)
             raise UnsupportedOperation(f"the sampler does not know how to draw: {places}.")
@@ -100,18 +101,11 @@ class Sampler:
             masks = [self._mask(node, values, sizes, count, random) for node in self.dropouts]
             weights = self._weights(values, count, posterior, random.generator)
             pieces.append(self._run(values, masks, weights, count))
-        return [
-            self._joined([piece[i] for piece in pieces], n, values, o)
-            for i, o in enumerate(self.graph.outputs)
-        ]
+        return [self._joined([piece[i] for piece in pieces], n, values, o) for i, o in enumerate(self.graph.outputs)]
 
-    def _run(
-        self, values: dict[Node, Any], masks: list[Tensor], weights: list[Tensor], count: int
-    ) -> list[Any]:
+    def _run(self, values: dict[Node, Any], masks: list[Tensor], weights: list[Tensor], count: int) -> list[Any]:
         outputs = dict.fromkeys(o for o in self.graph.outputs if isinstance(o, Node) and o not in values)
-        late = [o for o in outputs if o.shape is not None] + [
-            w for w in self.weights if w in self.graph.outputs
-        ]
+        late = [o for o in outputs if o.shape is not None] + [w for w in self.weights if w in self.graph.outputs]
         known = dict(values)  # also sizes, which are no tensors and the same in every draw
 
         def once(drawn_masks: list[Tensor], drawn_weights: list[Tensor]) -> list[Tensor]:
@@ -121,7 +115,7 @@ class Sampler:
             for node in self.tail:
                 args = replace_nodes(node.args, env.__getitem__)
                 if node in mask:
-                    env[node] = args[0] * mask[node]
+                    env[node] = _masked(node.target, args[0], args[1], mask[node])
                 else:
                     env[node] = node.target(*args, **replace_nodes(node.kwargs, env.__getitem__))
             known.update((o, env[o]) for o in outputs if o.shape is None)
@@ -158,6 +152,9 @@ class Sampler:
         shape = (count, *[_size(s, sizes) for s in node.shape])
         p = node.args[1]
         p = values[p] if isinstance(p, Node) else p
+        if node.target in _PER_CHANNEL:
+            check_channel_rate(p, torch.Size(shape[1:]), node.place)
+            shape = (*shape[:3], *[1] * (len(shape) - 3))
         return random.scaled_mask(shape, p, node.dtype)
 
     def _weights(
@@ -168,6 +165,14 @@ class Sampler:
         parameters = {str(n.target): values[n] for n in self.graph.nodes if n.kind in ("parameter", "buffer")}
         drawn = posterior.sample(parameters, count, generator)
         return [drawn[str(n.target)] for n in self.weights]
+
+
+def _masked(target: Any, x: Tensor, p: Any, mask: Tensor) -> Tensor:
+    """Dropout with a drawn mask, 0 or 1/q; alpha dropout puts α′ for 0 and rescales (see `rules.channel_dropout`)."""
+    if target not in _ALPHA:
+        return x * mask
+    a = alpha_scale(p)
+    return a * torch.where(mask > 0, x, SATURATION) - a * p * SATURATION
 
 
 class MaskSource:
@@ -186,17 +191,11 @@ class MaskSource:
             return ((uniform < 1 - p) / (1 - p)).to(dtype)
         rate = torch.as_tensor(p, dtype=torch.float64)
         bits = 16 if bool((_rounding(rate, 16) <= 1e-4 * torch.minimum(rate, 1 - rate)).all()) else 32
-        dropped = (
-            (rate * 2**bits).round().clamp(max=2**bits - 1)
-        )  # how many of the 2^bits words drop an entry
+        dropped = (rate * 2**bits).round().clamp(max=2**bits - 1)  # how many of the 2^bits words drop an entry
         word = np.int16 if bits == 16 else np.int32
         drawn = np.frombuffer(self.words.bytes(bits // 8 * int(np.prod(shape))), dtype=word)
-        threshold = (dropped - 2 ** (bits - 1)).to(
-            torch.int32
-        )  # words are uniform on −2^(bits − 1) … 2^(bits − 1) − 1
-        kept = torch.from_numpy(drawn.copy()).reshape(shape) >= (
-            threshold if threshold.ndim else int(threshold)
-        )
+        threshold = (dropped - 2 ** (bits - 1)).to(torch.int32)  # words are uniform on −2^(bits − 1) … 2^(bits − 1) − 1
+        kept = torch.from_numpy(drawn.copy()).reshape(shape) >= (threshold if threshold.ndim else int(threshold))
         scale = 1 / (1 - dropped * 2.0**-bits)
         return kept.to(dtype).mul_(scale.to(dtype) if scale.ndim else float(scale))
 
@@ -239,12 +238,7 @@ def _size(size: int | str, sizes: Mapping[str, int]) -> int:
             return _OPERATORS[type(e.op)](value(e.left), value(e.right))
         if isinstance(e, ast.UnaryOp) and isinstance(e.op, ast.USub):
             return -value(e.operand)
-        if (
-            isinstance(e, ast.Call)
-            and isinstance(e.func, ast.Name)
-            and e.func.id in _FUNCTIONS
-            and not e.keywords
-        ):
+        if isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and e.func.id in _FUNCTIONS and not e.keywords:
             return _FUNCTIONS[e.func.id](*map(value, e.args))
         raise UnsupportedOperation(
             f"the sampler cannot tell the size `{size}` from the sizes of the inputs, {dict(sizes)}."

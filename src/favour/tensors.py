@@ -87,9 +87,7 @@ def check_inputs(graph: Graph, leaves: list[Any]) -> None:
     for node, leaf, fixed in zip(graph.inputs, leaves, graph.fixed, strict=True):
         if node is None or node.shape is None:
             if not isinstance(leaf, Tensor) and leaf != fixed:
-                raise InvalidValue(
-                    f"an argument was {fixed!r} when the model was captured and cannot become {leaf!r}."
-                )
+                raise InvalidValue(f"an argument was {fixed!r} when the model was captured and cannot become {leaf!r}.")
             continue
         if not isinstance(leaf, (Tensor, Belief)):
             raise InvalidType(f"input `{node.name}` is a {type(leaf).__name__}; give a tensor or a Belief.")

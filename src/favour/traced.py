@@ -151,17 +151,12 @@ _BOTH = ((0.0, 0.0), (0.0, 1.0))  # a truth value is one of two constants
 
 
 def _tensors(a: Any, b: Any, like: Tensor) -> list[Tensor]:
-    return [
-        torch.as_tensor(t, dtype=None if isinstance(t, Tensor) else like.dtype, device=like.device)
-        for t in (a, b)
-    ]
+    return [torch.as_tensor(t, dtype=None if isinstance(t, Tensor) else like.dtype, device=like.device) for t in (a, b)]
 
 
 def _where(kinks: Kinks, condition: Any, a: Any, b: Any) -> Traced:
     c, la, lb = _value(condition), _lines(a), _lines(b)
-    like = next(
-        (t for t in (_value(a), _value(b)) if isinstance(t, Tensor)), _slope(condition) + torch.zeros(())
-    )
+    like = next((t for t in (_value(a), _value(b)) if isinstance(t, Tensor)), _slope(condition) + torch.zeros(()))
     return Traced(
         torch.where(c, *_tensors(_value(a), _value(b), like)),
         torch.where(c, *_tensors(_slope(a), _slope(b), like)),

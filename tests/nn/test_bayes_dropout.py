@@ -76,9 +76,7 @@ def test_dropout_rate_errors():
 
 def network(**options):
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(4, 6), nn.ReLU(), bayes.Dropout(torch.full((6,), 0.3), **options), nn.Linear(6, 2)
-    )
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), bayes.Dropout(torch.full((6,), 0.3), **options), nn.Linear(6, 2))
 
 
 @pytest.mark.parametrize("mode", ["training", "eval"])

@@ -46,9 +46,7 @@ def example(layer):
 
 def mean_forward(layer, x):
     return (
-        F.conv2d(x, layer.weight, layer.bias)
-        if isinstance(layer, nn.Conv2d)
-        else F.linear(x, layer.weight, layer.bias)
+        F.conv2d(x, layer.weight, layer.bias) if isinstance(layer, nn.Conv2d) else F.linear(x, layer.weight, layer.bias)
     )
 
 

@@ -1,7 +1,8 @@
 """Data sets, from a local folder or from the Hugging Face hub.
 
-A local folder holds one sub-folder per image set in the hub's layout (Parquet files with columns `image` and `label`) and `uci/`
-with `NAME.csv` and `NAME_test_splits.json`. Without a folder the image sets are fetched by name, which needs a network.
+A local folder holds one sub-folder per image set in the hub's layout (Parquet files with columns `image` and `label`)
+and `uci/` with `NAME.csv` and `NAME_test_splits.json`. Without a folder the image sets are fetched by name, which
+needs a network.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def images(name: str, part: str, data: str | Path | None = None) -> Split:
     source = HUB[name] if data is None else str(Path(data) / name)
     if data is not None and not Path(source).is_dir():
         raise InvalidValue(
-            f"no folder {source}. Get the set from the hub (`{HUB[name]}`) and put its Parquet files there, or leave out "
-            "the data folder to fetch it by name."
+            f"no folder {source}. Get the set from the hub (`{HUB[name]}`) and put its Parquet files there, or leave "
+            "out the data folder to fetch it by name."
         )
     try:
         table = datasets.load_dataset(source, split=part)
@@ -65,7 +66,8 @@ def images(name: str, part: str, data: str | Path | None = None) -> Split:
         pixels = np.stack([np.asarray(p) for p in table[picture]])
     except Exception as error:
         raise CorruptFile(
-            f"cannot read the {part} part of {source}: {type(error).__name__}: {error}. The set is to be had as {HUB[name]}."
+            f"cannot read the {part} part of {source}: {type(error).__name__}: {error}. "
+            f"The set is to be had as {HUB[name]}."
         ) from error
     stacked = torch.from_numpy(pixels)
     stacked = stacked.unsqueeze(1) if stacked.ndim == 3 else stacked.permute(0, 3, 1, 2)

@@ -174,7 +174,7 @@ def compare(model: nn.Module, data: Data, seed: int = 0, repeats: int = 15, draw
     methods = [
         Method("plain", lambda: model(x), lambda z: z.softmax(-1), None),
         *map(sampled, SAMPLES),
-        Method("Favour", believe, lambda b: class_probabilities(b, seed), lambda b: b.covariance_matrix),
+        Method("Favour", believe, favour.probabilities, lambda b: b.covariance_matrix),
     ]
     logits = [method.logits() for method in methods]
     seconds = _medians([call for m in methods for call in (m.logits, m.predict)], repeats)
@@ -183,18 +183,8 @@ def compare(model: nn.Module, data: Data, seed: int = 0, repeats: int = 15, draw
     for method, z, *times in zip(methods, logits, forwards[::2], forwards[1::2], strict=True):
         p = method.probabilities(z)
         error = None if method.covariance is None else _relative_error(method.covariance(z), reference)
-        rows.append(
-            Row(method.name, metrics.accuracy(p, y), metrics.nll(p, y), metrics.ece(p, y), error, *times)
-        )
+        rows.append(Row(method.name, metrics.accuracy(p, y), metrics.nll(p, y), metrics.ece(p, y), error, *times))
     return Comparison(tuple(rows), draws, reference_error, len(x), torch.get_num_threads())
-
-
-def class_probabilities(belief: favour.Belief, seed: int = 0, draws: int = 256) -> Tensor:
-    """E[softmax(z)] for z distributed as the belief, (batch, classes)."""
-    if hasattr(favour, "probabilities"):
-        return favour.probabilities(belief)
-    generator = torch.Generator().manual_seed(seed)
-    return belief.sample((draws,), generator=generator).softmax(-1).mean(0)
 
 
 def _reference(model: nn.Module, x: Tensor, n: int, generator: torch.Generator) -> tuple[Tensor, float]:
@@ -274,9 +264,7 @@ def main(epochs: int = 60, seed: int = 0, threads: int = 1) -> None:
     console_module, progress = require("rich.console", "cli"), require("rich.progress", "cli")
     console = console_module.Console()
     data, model = load(seed), network(seed)
-    console.print(
-        f"Training 64-100-100-10 (ReLU, dropout 0.2) on {len(data.train_x)} digits for {epochs} epochs."
-    )
+    console.print(f"Training 64-100-100-10 (ReLU, dropout 0.2) on {len(data.train_x)} digits for {epochs} epochs.")
     if threads > 0:
         torch.set_num_threads(threads)
     for _ in progress.track(train(model, data, epochs, seed), "training", total=epochs, console=console):

@@ -208,9 +208,7 @@ def quadrature(
         (0.5, 0.206621)
     """
     if nodes is not None and nodes < 3:
-        raise InvalidValue(
-            f"quadrature was given nodes={nodes}; it needs 3 or more, or None for the default."
-        )
+        raise InvalidValue(f"quadrature was given nodes={nodes}; it needs 3 or more, or None for the default.")
     plain = derivative is not None or mean.device.type == "mps"  # which has no float64
     mean, variance, out = widen(mean, variance, None if plain else torch.float64)
     if nodes is None and out != torch.float64:

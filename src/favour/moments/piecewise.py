@@ -204,9 +204,7 @@ def _narrow(mean: Tensor, sigma: Tensor, offset: Number, slope: Number, kinks: K
     return Moments(offset + slope * mean + rise, slope + pdf_sum / sigma, residual)
 
 
-def step(
-    mean: Tensor, variance: Tensor, *, threshold: float = 0.0, low: float = 0.0, high: float = 1.0
-) -> Moments:
+def step(mean: Tensor, variance: Tensor, *, threshold: float = 0.0, low: float = 0.0, high: float = 1.0) -> Moments:
     """f(x) = low for x ≤ threshold, high above: with d = high − low and s = (threshold − μ)/σ,
 
         mean = low + dQ(s),  slope = dφ(s)/σ,  residual = d²(Q(s)(1 − Q(s)) − φ(s)²).

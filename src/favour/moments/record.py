@@ -29,9 +29,7 @@ class Moments(NamedTuple):
         return Moments(*(part.to(dtype) for part in self))
 
 
-def widen(
-    mean: Tensor, variance: Tensor, dtype: torch.dtype | None = None
-) -> tuple[Tensor, Tensor, torch.dtype]:
+def widen(mean: Tensor, variance: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, torch.dtype]:
     """Mean and variance broadcast together, in at least float32; and the dtype to return the answer in."""
     mean, variance = torch.broadcast_tensors(mean, variance)
     out = torch.promote_types(mean.dtype, variance.dtype)

@@ -165,8 +165,7 @@ def _checked_rates(p: float | Tensor, learnable: bool) -> Tensor:
         bad = rate[~allowed].flatten()
         interval = "(0, 1) where it is learnable" if learnable else "[0, 1)"
         raise InvalidValue(
-            f"`p` of shape {tuple(rate.shape)} has {len(bad)} values outside {interval}, the first "
-            f"{float(bad[0]):.4g}."
+            f"`p` of shape {tuple(rate.shape)} has {len(bad)} values outside {interval}, the first {float(bad[0]):.4g}."
         )
     return rate
 

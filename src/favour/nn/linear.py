@@ -149,9 +149,7 @@ class RowBayesLinear(BayesLayer, _FromLinear):
         return weight, draw_bias(self.bias, self.bias_log_std)
 
     def favour_posterior(self) -> Mapping[Key, Gaussian]:
-        gaussians: dict[Key, Gaussian] = {
-            "weight": Rows(torch.exp(2 * self.weight_log_std), self.weight_factor)
-        }
+        gaussians: dict[Key, Gaussian] = {"weight": Rows(torch.exp(2 * self.weight_log_std), self.weight_factor)}
         if self.bias_log_std is not None:
             gaussians["bias"] = Diagonal(torch.exp(2 * self.bias_log_std))
         return gaussians

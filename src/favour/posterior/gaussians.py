@@ -287,8 +287,7 @@ def _require_floating(name: str, gaussian: Gaussian) -> None:
     for what, tensor in gaussian.tensors().items():
         if not tensor.is_floating_point():
             raise InvalidType(
-                f"posterior of `{name}`: `{what}` has dtype {tensor.dtype}; a floating-point tensor is "
-                "required."
+                f"posterior of `{name}`: `{what}` has dtype {tensor.dtype}; a floating-point tensor is required."
             )
 
 

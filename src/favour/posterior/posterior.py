@@ -65,8 +65,7 @@ class Posterior:
         if None in ranks.values() or len(set(ranks.values())) > 1:
             shapes = ", ".join(f"`{name}` {tuple(f.shape)}" for name, f in self._latents.items())
             raise ShapeMismatch(
-                "latents share one set of K normals, so every factor needs shape (K, *parameter shape); "
-                f"got {shapes}."
+                f"latents share one set of K normals, so every factor needs shape (K, *parameter shape); got {shapes}."
             )
 
     def _add(self, key: Key, value: Gaussian | Tensor) -> None:
@@ -84,8 +83,7 @@ class Posterior:
         for name in _members(key):
             if name in self._keys:
                 raise InvalidValue(
-                    f"parameter `{name}` is covered twice, by the keys {self._keys[name]!r} and {key!r}; "
-                    "keep one."
+                    f"parameter `{name}` is covered twice, by the keys {self._keys[name]!r} and {key!r}; keep one."
                 )
             self._keys[name] = key
         self._gaussians[key] = gaussian
@@ -329,8 +327,7 @@ class Posterior:
         """
         if description.get("format") != _FORMAT:
             raise CorruptFile(
-                f"posterior description has format {description.get('format')!r}; this version reads "
-                f"{_FORMAT}."
+                f"posterior description has format {description.get('format')!r}; this version reads {_FORMAT}."
             )
         try:
             gaussians: dict[Key, Gaussian] = {}
@@ -344,8 +341,7 @@ class Posterior:
             means = {name: tensors[f"means.{i}"] for i, name in enumerate(description["means"])}
         except (AttributeError, IndexError, KeyError, TypeError) as error:
             raise CorruptFile(
-                f"posterior state is incomplete or malformed ({error}); it must come from "
-                "`Posterior.state()`."
+                f"posterior state is incomplete or malformed ({error}); it must come from `Posterior.state()`."
             ) from error
         return cls(gaussians, latents=latents, means=means)
 

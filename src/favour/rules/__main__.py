@@ -17,7 +17,7 @@ HEAD = """# Supported operations
 | linearised | a Taylor expansion at the mean |
 | refused | the result is discrete, so an uncertain argument is an error |
 
-A rule may still refuse a particular call: a product of two uncertain tensors, a reduction over the batch. The
+A rule may still refuse a particular call: a product or a reduction over the batch. The
 message says so when the model is compiled. Operations without an uncertain argument need no rule and run as
 they are.
 

@@ -8,8 +8,9 @@ For y = f(x), x ~ N(μ, v) marginally, all three modes have m = E[f(x)]:
 | `matched` | √(Var f / v)    | 0                  |
 | `taylor`  | f′(μ)           | 0                  |
 
-`price` gets the marginal variance right and, by Price's theorem, the covariance between two entries to first order in it.
-The functions and their moments are in `favour.scalar` and `favour.moments`; this file only says which overload is which.
+`price` gets the marginal variance right and, by Price's theorem, the covariance between two entries to first order in
+it. The functions and their moments are in `favour.scalar` and `favour.moments`; this file only says which overload is
+which.
 """
 
 from __future__ import annotations

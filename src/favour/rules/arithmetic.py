@@ -3,7 +3,7 @@
     y = x₁ + c·x₂:   m = μ₁ + cμ₂,  G = (I, cI)           exact
     y = a ∘ x + b:   m = a∘μ + b,   G = diag(a)           exact
 
-with broadcasting, which is itself a linear map. Products of two uncertain tensors are another family.
+with broadcasting, which is itself a linear map. Products and quotients of two uncertain tensors are in `products`.
 Element-wise code on one tensor is fused into a scalar function before it gets here.
 """
 
@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.rules.embedding import added_noises
+from favour.rules.products import divide, multiply
 from favour.rules.registry import rule
 from favour.rules.shape import broadcast
 from favour.surrogate import LinearMap, Surrogate, compose, scaling
@@ -30,10 +32,11 @@ def _term(x: Any, out: torch.Size, factor: float = 1) -> list[tuple[Any, LinearM
     return [(x, G if factor == 1 else compose(G, scaling(factor)))]
 
 
-@rule(aten.add.Tensor, aten.add.Scalar, exactness="exact", family="arithmetic")
+@rule(aten.add.Tensor, aten.add.Scalar, exactness="exact", family="arithmetic", weights=True)
 def add(ctx: Context, a: Any, b: Any, alpha: float = 1) -> Surrogate:
     mean = torch.add(_tensor(mean_of(a), b), mean_of(b), alpha=alpha)
-    return Surrogate(mean, _term(a, mean.shape) + _term(b, mean.shape, alpha))
+    noises = added_noises(ctx, a, mean.shape, 1) + added_noises(ctx, b, mean.shape, alpha)
+    return Surrogate(mean, _term(a, mean.shape) + _term(b, mean.shape, alpha), noises)
 
 
 @rule(aten.sub.Tensor, aten.sub.Scalar, exactness="exact", family="arithmetic")
@@ -63,17 +66,19 @@ def scaled(x: Value, factor: Any) -> Surrogate:
     return Surrogate(mean, [(x, compose(scaling(factor), expand))])
 
 
-@rule(aten.mul.Tensor, aten.mul.Scalar, exactness="exact", family="arithmetic")
+@rule(aten.mul.Scalar, exactness="exact", family="arithmetic")
+@rule(aten.mul.Tensor, exactness="moment-matched", family="product")
 def mul(ctx: Context, a: Any, b: Any) -> Surrogate:
     if isinstance(a, Value) and isinstance(b, Value):
-        raise UnsupportedOperation(f"the product of two uncertain tensors at {ctx.place} has no rule yet.")
+        return multiply(ctx, a, b)
     return scaled(a, b) if isinstance(a, Value) else scaled(b, a)
 
 
-@rule(aten.div.Tensor, aten.div.Scalar, exactness="exact", family="arithmetic")
+@rule(aten.div.Scalar, exactness="exact", family="arithmetic")
+@rule(aten.div.Tensor, exactness="linearised", family="product")
 def div(ctx: Context, a: Any, b: Any) -> Surrogate:
     if isinstance(b, Value):
-        raise UnsupportedOperation(f"division by an uncertain tensor at {ctx.place} has no rule yet.")
+        return divide(ctx, a, b)
     # In the dtype of a: the reciprocal of an integer tensor would be float32.
     return scaled(a, 1 / (b.to(a.mean.dtype) if isinstance(b, Tensor) and not b.is_floating_point() else b))
 
@@ -123,9 +128,11 @@ def scatter(ctx: Context, x: Any, source: Any, dim: int = 0, *rest: Any) -> Surr
             (
                 source,
                 LinearMap(
-                    put, lambda g: take(g, dim + 1, *rest), lambda v: put(v.unsqueeze(0)).squeeze(0), disjoint=True
+                    put,
+                    lambda g: take(g, dim + 1, *rest),
+                    lambda v: put(v.unsqueeze(0)).squeeze(0),
+                    disjoint=True,
                 ),
             )
         )
     return Surrogate(mean, maps)
-

@@ -110,9 +110,7 @@ linear_map(aten.t.default, make=_permuting(lambda x: list(range(x.ndim))[::-1]),
 linear_map(aten.movedim.int, make=_permuting(_move), family="shape")
 
 
-def _selecting(
-    take: Callable[..., Tensor], put: Callable[..., Tensor]
-) -> Callable[..., tuple[Tensor, LinearMap]]:
+def _selecting(take: Callable[..., Tensor], put: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, LinearMap]]:
     """Selection along one dimension: `take(x, dim, …)`, and `put(zeros, g, dim, …)` as its transpose."""
 
     def make(x: Tensor, dim: int = 0, *rest: Any) -> tuple[Tensor, LinearMap]:
@@ -307,7 +305,14 @@ linear_map(aten.sum.dim_IntList, aten.sum.default, make=_reducing(False), family
 linear_map(aten.mean.dim, aten.mean.default, make=_reducing(True), family="reduction")
 
 
-@rule(aten._to_copy.default, aten.to.dtype, aten.to.dtype_layout, aten.type_as.default, exactness="exact", family="shape")
+@rule(
+    aten._to_copy.default,
+    aten.to.dtype,
+    aten.to.dtype_layout,
+    aten.type_as.default,
+    exactness="exact",
+    family="shape",
+)
 def convert(ctx: Context, x: Any, *args: Any, **kwargs: Any) -> Surrogate:
     if not isinstance(x, Value):  # `type_as`, which reads no more than the type of an uncertain tensor
         return Surrogate(x.to(mean_of(args[0]).dtype))
@@ -316,9 +321,7 @@ def convert(ctx: Context, x: Any, *args: Any, **kwargs: Any) -> Surrogate:
     if not dtype.is_floating_point:
         raise UnsupportedOperation(f"conversion of an uncertain tensor to {dtype} at {ctx.place} has no moments.")
     before = x.mean.dtype
-    return Surrogate(
-        x.mean.to(dtype), [(x, structural(lambda d: d.to(dtype), lambda g: g.to(before)))]
-    )
+    return Surrogate(x.mean.to(dtype), [(x, structural(lambda d: d.to(dtype), lambda g: g.to(before)))])
 
 
 deterministic(

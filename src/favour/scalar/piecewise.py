@@ -45,9 +45,7 @@ def leaky_relu(negative_slope: float = 0.01) -> ScalarFunction:
 
 def prelu(weight: Tensor) -> ScalarFunction:
     """x for x > 0, weight·x otherwise; `weight` broadcasts against x, e.g. (channels, 1, 1) for images."""
-    return piecewise(
-        "prelu", lambda x: torch.where(x > 0, x, weight * x), slope=weight, kinks=[(0.0, 1.0 - weight)]
-    )
+    return piecewise("prelu", lambda x: torch.where(x > 0, x, weight * x), slope=weight, kinks=[(0.0, 1.0 - weight)])
 
 
 def rrelu(lower: float = 1.0 / 8, upper: float = 1.0 / 3) -> ScalarFunction:

@@ -25,9 +25,7 @@ def log() -> ScalarFunction:
 
 def log1p() -> ScalarFunction:
     """log(1 + x), by the delta method."""
-    return delta(
-        "log1p", torch.log1p, lambda x: (1 + x).reciprocal(), lambda x: -(1 + x).square().reciprocal()
-    )
+    return delta("log1p", torch.log1p, lambda x: (1 + x).reciprocal(), lambda x: -(1 + x).square().reciprocal())
 
 
 def sqrt() -> ScalarFunction:

@@ -126,9 +126,7 @@ def softplus(beta: float = 1.0, threshold: float = 20.0) -> ScalarFunction:
     def derivative(x: Tensor) -> Tensor:
         return torch.where(x > threshold, 1.0, torch.sigmoid(x))
 
-    unit = integrated(
-        "softplus", partial(F.softplus, threshold=threshold), derivative, (threshold,) if sharp else ()
-    )
+    unit = integrated("softplus", partial(F.softplus, threshold=threshold), derivative, (threshold,) if sharp else ())
     return rescaled(unit, "softplus", partial(F.softplus, beta=beta, threshold=threshold), beta, 1.0 / beta)
 
 

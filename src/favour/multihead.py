@@ -1,0 +1,95 @@
+"""Multi-head attention with the batch in front.
+
+`torch.nn.MultiheadAttention` moves the batch behind the positions and folds it into the heads, while uncertain tensors
+keep it in front. The copy of the model that is captured computes the same numbers in another layout:
+
+    q, k, v: (batch, T, n) to (batch, heads, T, d),     y = dropout(softmax(q kᵀ/√d + mask)) v.
+
+Calls that torch's layer understands and this one does not (no batch, batch second, extra key and value rows) go to
+torch's own code.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def put_batch_first(model: nn.Module) -> None:
+    """Change the attention layers of `model`, a private copy."""
+    for module in model.modules():
+        if type(module) is nn.MultiheadAttention:
+            module.__class__ = BatchFirstAttention
+
+
+class BatchFirstAttention(nn.MultiheadAttention):
+    """`nn.MultiheadAttention`, its parameters and arguments, with the batch in front throughout."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As in the base class."""
+        unknown = self.bias_k is not None or self.add_zero_attn or (is_causal and attn_mask is None)
+        if query.ndim != 3 or not self.batch_first or unknown:
+            return super().forward(
+                query,
+                key,
+                value,
+                key_padding_mask,
+                need_weights,
+                attn_mask,
+                average_attn_weights,
+                is_causal,
+            )
+        q, k, v = (self._heads(t) for t in self._projected(query, key, value))
+        mask = self._mask(query, key_padding_mask, attn_mask)
+        p = self.dropout if self.training else 0.0
+        weights: Tensor | None = None
+        if need_weights:
+            scores = q * self.head_dim**-0.5 @ k.transpose(-2, -1)
+            weights = F.dropout((scores if mask is None else scores + mask).softmax(-1), p, self.training)
+            y = weights @ v
+            weights = weights.mean(1) if average_attn_weights else weights
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, mask, p)
+        return self.out_proj(y.transpose(1, 2).flatten(2)), weights
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> Any:
+        packed, bias = self.in_proj_weight, self.in_proj_bias
+        if packed is not None and query is key and key is value:
+            return F.linear(query, packed, bias).chunk(3, -1)
+        weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight) if packed is None else packed.chunk(3)
+        biases = (None,) * 3 if bias is None else bias.chunk(3)
+        return [F.linear(t, w, b) for t, w, b in zip((query, key, value), weights, biases, strict=True)]
+
+    def _heads(self, t: Tensor) -> Tensor:
+        return t.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+    def _mask(self, query: Tensor, padding: Tensor | None, mask: Tensor | None) -> Tensor | None:
+        """Both masks as numbers to add to the scores, of a shape that broadcasts to (batch, heads, T, S)."""
+
+        def added(t: Tensor) -> Tensor:
+            if t.dtype is not torch.bool:
+                return t
+            return torch.zeros_like(t, dtype=query.dtype).masked_fill(t, float("-inf"))
+
+        total: Tensor | None = None
+        if mask is not None:
+            total = added(mask)
+            if total.ndim == 3:
+                total = total.unflatten(0, (-1, self.num_heads))
+        if padding is not None:
+            rows = added(padding)[:, None, None, :]
+            total = rows if total is None else total + rows
+        return total

@@ -1,0 +1,156 @@
+"""Softmax and log-softmax; attention is made of them and of matrix products (`favour.decompose`).
+
+For p = softmax(μ) and Σ = diag(λ) + UUᵀ the covariance along the axis, the Hessian of p_i gives to second order
+
+    E[p_i] ≈ p_i(1 + a_i − pᵀa),    a = ½v − Σp,
+
+which softmax(μ + a) agrees with while it stays positive and sums to one; m is that, with a taken once more at the
+result. The slope is Stein's, E[∂p_i/∂x_j] = E[p_i δ_ij − p_i p_j], with Cov[p] ≈ JΣJ to first order:
+
+    G = J − JΣJ,    J = diag(m) − mmᵀ,
+
+J for certain scores, and smaller where they are not: at standard deviations of 0.2 it takes the error of the covariance
+from 7 % to 1 %. So that it stays a contraction, λ counts as λ/(1 + mλ) and UUᵀ is divided by 1 + Σ uᵀJu. With
+r = m²λ/(1 + mλ) and w = Ju both parts are of low rank,
+
+    G = diag(m − r) − ((1 + Σr)m − r)mᵀ + mrᵀ − Σ_k w_k w_kᵀ = diag(D) − Σ_l P_l Q_lᵀ
+    Σ_j G_ij² v_j = D_i(D_i − 2Σ_l P_li Q_li)v_i + Σ_ll′ P_li P_l′i (Σ_j Q_lj Q_l′j v_j),
+
+so neither needs a matrix for each row of scores.
+
+    softmax       N_ii = ½ tr(H_i V H_i V),   H_i = m_i[(e_i − m)(e_i − m)ᵀ − diag(m) + mmᵀ],  V = diag(v/(1 + mv)),
+                  the variance of the second-order term, and at most what 0 ≤ p_i ≤ 1 allows
+    log_softmax   y = x − lse(x),  E[lse] ≈ lse(μ) + ½(pᵀv − pᵀΣp),   G = I − 1mᵀ
+
+Entries at −∞ (masked) have probability 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from favour.errors import UnsupportedOperation
+from favour.rules.registry import rule
+from favour.surrogate import DiagonalNoise, LinearMap, Surrogate
+from favour.value import Context, Value
+
+aten = torch.ops.aten
+
+
+def _axis(ctx: Context, x: Value, dim: int) -> int:
+    axis = dim % x.mean.ndim
+    if axis == 0:
+        raise UnsupportedOperation(
+            f"a softmax over dimension 0 of a tensor of shape {tuple(x.mean.shape)} at {ctx.place} mixes the inputs of "
+            "a batch; predictions are per input. Use another dimension."
+        )
+    return axis
+
+
+def _safe(scores: Tensor, axis: int) -> Tensor:
+    """softmax, and 0 where everything is masked."""
+    return aten._safe_softmax.default(scores, axis)
+
+
+def _times(x: Value, p: Tensor, axis: int) -> Tensor:
+    """Σp along the axis."""
+    total = torch.zeros_like(p) if x.diag is None else x.diag * p
+    for u in x.blocks.values():
+        total = total + (u * (u * p).sum(axis + 1, keepdim=True)).sum(0)
+    return total
+
+
+def _expected(x: Value, axis: int) -> Tensor:
+    """E[softmax(x)]."""
+    half = x.mean + 0.5 * x.variance
+    p = _safe(x.mean, axis)
+    for _ in range(2):
+        p = _safe(half - _times(x, p, axis), axis)
+    return p
+
+
+def _second_order(p: Tensor, v: Tensor, axis: int) -> Tensor:
+    """½ tr(H_i V H_i V) for every i, in O(n)."""
+    S2 = (v * p.square()).sum(axis, keepdim=True)
+    S3 = (v.square() * p.pow(3)).sum(axis, keepdim=True)
+    around = v * (1 - 2 * p) + S2  # Σ v e²
+    across = v * p - S2  # Σ v e p
+    # Σ_j v_j²(p_j² − 2p_j(e_j² + p_j²)), with Σ v² p e² = Σ v² p³ + v_i² p_i(1 − 2p_i)
+    own = (v.square() * p.square()).sum(axis, keepdim=True) - 4 * S3 - 2 * v.square() * p * (1 - 2 * p)
+    total = around.square() + S2.square() + 2 * across.square() + own
+    return (0.5 * p.square() * total).clamp_min(0)
+
+
+@rule(
+    aten.softmax.int,
+    aten._softmax.default,
+    aten._safe_softmax.default,
+    exactness="linearised",
+    family="attention",
+)
+def softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, dtype: Any = None) -> Surrogate:
+    axis = _axis(ctx, x, dim)
+    if dtype is not None and dtype != x.mean.dtype:
+        raise UnsupportedOperation(
+            f"a softmax at {ctx.place} converts from {x.mean.dtype} to {dtype}; convert with `.to` before it."
+        )
+    v = x.variance
+    m = _expected(x, axis)
+    # D, and P and Q in one tensor each: (L, *shape)
+    lam = torch.zeros_like(m) if x.diag is None else x.diag
+    r = m.square() * lam / (1 + m * lam)
+    D = m - r
+    left, right = [(1 + r.sum(axis, keepdim=True)) * m - r, -m], [m, r]
+    if x.factor is not None:
+        u = x.factor
+        w = m * u
+        w = w - m * w.sum(axis + 1, keepdim=True)
+        w = w * (1 + (u * w).sum(axis + 1, keepdim=True).sum(0)).rsqrt()
+        left, right = [*left, *w], [*right, *w]
+    P, Q = torch.stack(left), torch.stack(right)
+
+    def forward(d: Tensor) -> Tensor:
+        inner = (Q.unsqueeze(1) * d).sum(axis + 2, keepdim=True)
+        return D * d - (P.unsqueeze(1) * inner).sum(0)
+
+    def back(g: Tensor) -> Tensor:
+        inner = (P.unsqueeze(1) * g).sum(axis + 2, keepdim=True)
+        return D * g - (Q.unsqueeze(1) * inner).sum(0)
+
+    def square(d: Tensor) -> Tensor:
+        total = D * (D - 2 * (P * Q).sum(0)) * d
+        for P_l, Q_l in zip(P, Q, strict=True):
+            seen = (Q * (Q_l * d)).sum(axis + 1, keepdim=True)
+            total = total + P_l * (P * seen).sum(0)
+        return total
+
+    curved = _second_order(m, v / (1 + m * v), axis)
+    noise = torch.minimum(curved, (m * (1 - m) - square(v)).clamp_min(0))
+    label = f"{ctx.module or 'model'} (softmax)"
+    return Surrogate(m, [(x, LinearMap(forward, back, square))], [DiagonalNoise(noise, label)])
+
+
+@rule(aten.log_softmax.int, aten._log_softmax.default, exactness="linearised", family="attention")
+def log_softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, dtype: Any = None) -> Surrogate:
+    axis = _axis(ctx, x, dim)
+    if dtype is not None and dtype != x.mean.dtype:
+        raise UnsupportedOperation(
+            f"a log-softmax at {ctx.place} converts from {x.mean.dtype} to {dtype}; convert with `.to` before it."
+        )
+    p = x.mean.softmax(axis)
+    v, carried = x.variance, _times(x, p, axis)
+    mean = x.mean.log_softmax(axis) - 0.5 * (p * (v - carried)).sum(axis, keepdim=True)
+    m = _expected(x, axis)
+
+    def square(d: Tensor) -> Tensor:
+        return (1 - 2 * m) * d + (m.square() * d).sum(axis, keepdim=True)
+
+    G = LinearMap(
+        lambda d: d - (d * m).sum(axis + 1, keepdim=True),
+        lambda g: g - m * g.sum(axis + 1, keepdim=True),
+        square,
+    )
+    return Surrogate(mean, [(x, G)])

@@ -1,0 +1,194 @@
+"""Looking up: rows of a table, entries of an uncertain tensor by known indices, parameters that are simply added.
+
+**Embedding** with a mean-field posterior on its table, y_t = E[i_t]. A token that occurs twice in an input reads the
+same random row twice: with f(t) the first position of token i_t,
+
+    m_t = Ē[i_t],    n_t = σ[i_t] ∘ z_f(t),    so Cov[n_t, n_t′] = diag(σ²[i_t]) if i_t = i_t′, else 0.
+
+A bag of embeddings is a lookup and a sum (`favour.decompose`).
+
+**An added parameter**, y = x + p with p ~ N(p̄, diag σ²) (positions, biases): n = σ ∘ z, broadcast to y like p itself.
+
+**Indexing** with known indices copies entries: linear, exact, transposed by adding up what went to several places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from favour.errors import UnsupportedOperation
+from favour.posterior import Diagonal
+from favour.rules.registry import rule
+from favour.surrogate import LatentNoise, Noise, Surrogate, factor_noise, structural
+from favour.value import Context, Value, Weight
+
+aten = torch.ops.aten
+
+
+def _variance(ctx: Context, weight: Weight) -> Tensor | None:
+    """The variances of a mean-field parameter that one operation reads, or None where it has latents only."""
+    if weight.gaussian is None:
+        return None
+    if not isinstance(weight.gaussian, Diagonal):
+        raise UnsupportedOperation(
+            f"`{weight.name}` at {ctx.place} has a posterior of kind {type(weight.gaussian).__name__}; outside linear "
+            "layers and convolutions only mean-field posteriors are supported."
+        )
+    if weight.uses > 1:
+        raise UnsupportedOperation(
+            f"`{weight.name}` has a posterior and is read by {weight.uses} operations, one of them at {ctx.place}; a "
+            "table or an added parameter with a posterior may be read once. Untie it, or leave it out of the posterior."
+        )
+    return weight.gaussian.variance()
+
+
+@rule(aten.embedding.default, exactness="exact", family="embedding", weights=True)
+def embedding(ctx: Context, table: Any, indices: Any, *options: Any) -> Surrogate:
+    if not isinstance(table, Weight) or isinstance(indices, Value):
+        raise UnsupportedOperation(
+            f"an embedding at {ctx.place} has an uncertain index, or a table that was computed from uncertain values; "
+            "only a table that is a parameter with a posterior has a rule."
+        )
+    mean = table.mean[indices]
+    noises: list[Noise] = []
+    variance = _variance(ctx, table)
+    if variance is not None:
+        noises.append(_row_noise(variance.sqrt()[indices], indices, table.name))
+    if table.latents is not None:
+        noises.append(factor_noise(table.latents[:, indices], "latents", table.name))
+    return Surrogate(mean, [], noises)
+
+
+def _row_noise(sigma: Tensor, indices: Tensor, label: str) -> LatentNoise:
+    """n_t = σ_t ∘ z_f(t), sigma (batch, *positions, d)."""
+    batch, d = sigma.shape[0], sigma.shape[-1]
+    tokens = indices.reshape(batch, -1)
+    count = tokens.shape[1]
+    same = tokens.unsqueeze(2) == tokens.unsqueeze(1)
+    places = torch.arange(count, device=tokens.device)
+    first = torch.where(same, places, count).amin(2)  # (batch, T)
+    shape = sigma.shape[1:]
+
+    def chosen(z: Tensor) -> Tensor:
+        return first[None, :, :, None].expand(z.shape[0], batch, count, d)
+
+    def push(z: Tensor) -> Tensor:
+        return z.gather(2, chosen(z)).reshape(z.shape[0], batch, *shape) * sigma
+
+    def pull(g: Tensor) -> Tensor:
+        rows = (g * sigma).reshape(g.shape[0], batch, count, d)
+        return torch.zeros_like(rows).scatter_add(2, chosen(rows), rows)
+
+    return LatentNoise(push, pull, sigma.square(), (count, d), None, label)
+
+
+def added_noises(ctx: Context, weight: Any, out: torch.Size, factor: float) -> list[Noise]:
+    """The noises that adding `factor`·weight brings to a tensor of shape `out`."""
+    if not isinstance(weight, Weight):
+        return []
+    shape = tuple(weight.mean.shape)
+    inner = shape[1:] if len(shape) == len(out) else shape
+    if len(shape) == len(out) and shape[0] != 1:
+        raise UnsupportedOperation(
+            f"`{weight.name}` of shape {shape} at {ctx.place} has a posterior and a row for each input of the batch; "
+            "predictions are per input."
+        )
+    wide = (*[1] * (len(out) - 1 - len(inner)), *inner)
+    summed = [i + 2 for i, (a, b) in enumerate(zip(wide, out[1:], strict=True)) if a != b]
+
+    def spread(z: Tensor) -> Tensor:
+        return z.reshape(*z.shape[:2], *wide).expand(*z.shape[:2], *out[1:])
+
+    noises: list[Noise] = []
+    variance = _variance(ctx, weight)
+    if variance is not None:
+        sigma = factor * variance.sqrt().reshape(inner)
+
+        def pull(g: Tensor) -> Tensor:
+            return (g.sum(summed, keepdim=True) if summed else g).reshape(*g.shape[:2], *inner) * sigma
+
+        noises.append(
+            LatentNoise(
+                lambda z: spread(z * sigma),
+                pull,
+                (sigma.square().reshape(wide)).expand(out),
+                inner,
+                None,
+                weight.name,
+            )
+        )
+    if weight.latents is not None:
+        columns = spread(factor * weight.latents.reshape(-1, 1, *inner)).expand(-1, *out)
+        noises.append(factor_noise(columns, "latents", weight.name))
+    return noises
+
+
+def _separated(indices: Sequence[Any]) -> bool:
+    """Whether a slice stands between index tensors: torch then puts the indexed dimensions in front of all others."""
+    given = [i for i, index in enumerate(indices) if index is not None]
+    return given[-1] - given[0] >= len(given)
+
+
+@rule(aten.index.Tensor, exactness="exact", family="embedding")
+def index(ctx: Context, x: Any, indices: Sequence[Any]) -> Surrogate:
+    """x[:, i, j]: the batch first, or picked by `arange(batch)`, which export leaves as an index."""
+    known = [i for i in indices if i is not None]
+    if not isinstance(x, Value) or any(isinstance(i, Value) for i in known):
+        raise UnsupportedOperation(f"indexing at {ctx.place} with an uncertain index has no rule.")
+    if any(i.dtype in (torch.bool, torch.uint8) for i in known):
+        raise UnsupportedOperation(
+            f"indexing at {ctx.place} with a mask makes a result whose size depends on values; use `torch.where`."
+        )
+    batch, shape = x.mean.shape[0], x.mean.shape
+    if indices[0] is not None:
+        _check_rows(ctx, indices[0], batch)
+    if _separated(indices):
+        raise UnsupportedOperation(
+            f"indexing at {ctx.place} with tensors that a slice separates moves the batch from the front; index one "
+            "dimension after the other."
+        )
+    mean = aten.index.Tensor(x.mean, list(indices))
+    folded = [None, *indices]
+
+    def put(g: Tensor) -> Tensor:
+        return aten.index_put.default(g.new_zeros(g.shape[0], *shape), folded, g, True)
+
+    return Surrogate(mean, [(x, structural(lambda d: aten.index.Tensor(d, folded), put, disjoint=False))])
+
+
+def _check_rows(ctx: Context, rows: Tensor, batch: int) -> None:
+    """An index of the batch must be arange(batch), each input its own."""
+    if rows.ndim and rows.shape[0] == batch and torch.compiler.is_compiling():
+        return
+    own = torch.arange(batch, device=rows.device).reshape(-1, *[1] * max(rows.ndim - 1, 0))
+    if rows.ndim == 0 or rows.shape[0] != batch or not bool((rows == own).all()):
+        raise UnsupportedOperation(
+            f"indexing at {ctx.place} picks from dimension 0, the batch ({batch}), with an index of shape "
+            f"{tuple(rows.shape)}; predictions are per input. Only `torch.arange(batch)` may stand there."
+        )
+
+
+@rule(aten.gather.default, exactness="exact", family="embedding")
+def gather(ctx: Context, x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Surrogate:
+    if not isinstance(x, Value) or isinstance(index, Value):
+        raise UnsupportedOperation(f"`gather` at {ctx.place} with an uncertain index has no rule.")
+    dim = dim % x.mean.ndim
+    shape = x.mean.shape
+    if dim == 0:
+        raise UnsupportedOperation(
+            f"`gather` at {ctx.place} picks from dimension 0 of a tensor of shape {tuple(shape)}, the batch; "
+            "predictions are per input."
+        )
+
+    def folded(t: Tensor) -> Tensor:
+        return index.unsqueeze(0).expand(t.shape[0], *index.shape)
+
+    def put(g: Tensor) -> Tensor:
+        return g.new_zeros(g.shape[0], *shape).scatter_add(dim + 1, folded(g), g)
+
+    G = structural(lambda d: d.gather(dim + 1, folded(d)), put, disjoint=False)
+    return Surrogate(x.mean.gather(dim, index), [(x, G)])

@@ -1,0 +1,239 @@
+"""Products of two tensors: element by element, matrix by matrix, or any two-operand einsum.
+
+All are bilinear, y = Σ a∘b over the contracted indices. With one operand known they are linear maps: exact. With both
+uncertain, a = μ_a + δ_a and b = μ_b + δ_b,
+
+    y − E[y] = δ_a·μ_b + μ_a·δ_b + (δ_a·δ_b − Cov),     m = μ_a·μ_b + Cov(a, b)
+    G = (·μ_b, μ_a·),    N = diag(Σ v_a v_b + c²),
+
+where · is the product itself, v are marginal variances and c is the covariance of the two factors of each term, known
+from the columns that a and b share. For an element-wise product of Gaussians mean and marginal variance are exact
+(Isserlis: Var[δ_a δ_b] = v_a v_b + c²); a contraction takes its second-order terms as uncorrelated with each other and
+leaves out c²: only m and G are exact there. Independent parts of a and b count as uncorrelated unless a and b are one
+tensor with equal indices.
+
+A quotient a/b is the product of a with 1/b, by the delta method: m_{1/b} = 1/μ + v/μ³, slope −1/μ².
+
+Indices. Every product is written with one letter for each axis, `ia, ib -> io`; deviations have the fold axis, letter
+`Z`, in front. The map of a is then `Z ia, ib -> Z io`, and its transpose `Z io, ib -> Z ia`.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from favour.errors import UnsupportedOperation
+from favour.posterior import Diagonal
+from favour.rules.linear import linear
+from favour.rules.registry import rule
+from favour.rules.shape import broadcast
+from favour.surrogate import DiagonalNoise, LinearMap, Noise, Surrogate, compose, scaling
+from favour.value import Context, Value, Weight, mean_of
+
+aten = torch.ops.aten
+
+FOLD = "Z"
+LETTERS = [letter for letter in string.ascii_letters if letter != FOLD]
+
+
+def _label(ctx: Context) -> str:
+    return f"{ctx.module or 'model'} (product)"
+
+
+def shared_covariance(a: Value, b: Value) -> list[tuple[Tensor, Tensor]]:
+    """Pairs of columns (rank, *shape) of a and b that belong to the same latent variables."""
+    return [(a.blocks[name], b.blocks[name]) for name in a.blocks if name in b.blocks]
+
+
+def multiply(ctx: Context, a: Value, b: Value) -> Surrogate:
+    """a∘b of two uncertain tensors, with broadcasting."""
+    if a is b:  # one map, so that its independent part is not counted as two
+        v = a.variance
+        return Surrogate(a.mean.square() + v, [(a, scaling(2 * a.mean))], [DiagonalNoise(2 * v.square(), _label(ctx))])
+    mean = a.mean * b.mean
+    out = mean.shape
+    expand_a, expand_b = broadcast(a.mean.shape, out), broadcast(b.mean.shape, out)
+    noise = a.variance * b.variance
+    pairs = shared_covariance(a, b)
+    if pairs:
+        c = sum((expand_a.apply(p) * expand_b.apply(q)).sum(0) for p, q in pairs)
+        assert isinstance(c, Tensor)
+        mean, noise = mean + c, noise + c.square()
+    maps = [
+        (a, compose(scaling(b.mean), expand_a)),
+        (b, compose(scaling(a.mean), expand_b)),
+    ]
+    return Surrogate(mean, maps, [DiagonalNoise(noise, _label(ctx))])
+
+
+def divide(ctx: Context, a: Any, b: Value) -> Surrogate:
+    """a/b for an uncertain b: with r = 1/b ≈ 1/μ + v/μ³ − δ/μ², y = a·r."""
+    inverse = b.mean.reciprocal()
+    slope = -inverse.square()
+    curved = b.variance * inverse.square() * inverse
+    r = inverse + curved
+    if a is b:
+        return Surrogate(torch.ones_like(b.mean), [(b, scaling(torch.zeros_like(b.mean)))])
+    mean = mean_of(a) * r
+    out = mean.shape
+    expand_b = broadcast(b.mean.shape, out)
+    remainder = 2 * curved.square()  # Var of δ²/μ³
+    noise = mean_of(a) ** 2 * remainder
+    maps: list[tuple[Any, LinearMap]] = [(b, compose(scaling(mean_of(a) * slope), expand_b))]
+    if isinstance(a, Value):
+        expand_a = broadcast(a.mean.shape, out)
+        maps.append((a, compose(scaling(r), expand_a)))
+        noise = noise + a.variance * (b.variance * slope.square() + remainder)
+        pairs = shared_covariance(a, b)
+        if pairs:
+            c = slope * sum((expand_a.apply(p) * expand_b.apply(q)).sum(0) for p, q in pairs)
+            mean, noise = mean + c, noise + c.square()
+    return Surrogate(mean, maps, [DiagonalNoise(noise.expand(out), _label(ctx))])
+
+
+def bilinear(ctx: Context, a: Any, b: Any, ia: str, ib: str, io: str) -> Surrogate:
+    """einsum(f"{ia},{ib}->{io}") of two tensors, at least one of them uncertain; one letter is one axis."""
+    for operand, letters in ((a, ia), (b, ib)):
+        if isinstance(operand, Weight):
+            raise UnsupportedOperation(
+                f"the product at {ctx.place} reads `{operand.name}`, a parameter with a posterior; only linear layers "
+                "and convolutions have a rule for that. Use `torch.nn.functional.linear`."
+            )
+        if isinstance(operand, Value) and (not letters or not io or letters[0] != io[0]):
+            raise UnsupportedOperation(
+                f"the product `{ia},{ib}->{io}` at {ctx.place} of tensors of shapes {tuple(mean_of(a).shape)} and "
+                f"{tuple(mean_of(b).shape)} moves or sums the first dimension of an uncertain one, which is the batch; "
+                "predictions are per input. Keep the batch in front."
+            )
+        for one, other in ((ia, ib), (ib, ia)):
+            if len(set(one)) < len(one) or not set(one) <= set(io) | set(other):
+                raise UnsupportedOperation(
+                    f"the product `{ia},{ib}->{io}` at {ctx.place} takes a diagonal of one operand, or sums it alone, "
+                    "which has no rule; use `torch.diagonal` or `sum` before it."
+                )
+    x, y = mean_of(a), mean_of(b)
+    mean = torch.einsum(f"{ia},{ib}->{io}", x, y)
+    maps: list[tuple[Any, LinearMap]] = []
+    if isinstance(a, Value):
+        maps.append((a, _partial(x, y, ia, ib, io)))
+    if isinstance(b, Value):
+        maps.append((b, _partial(y, x, ib, ia, io)))
+    noises: list[Noise] = []
+    if isinstance(a, Value) and isinstance(b, Value):
+        variance = torch.einsum(f"{ia},{ib}->{io}", a.variance, b.variance)
+        for p, q in shared_covariance(a, b):
+            mean = mean + torch.einsum(f"{FOLD}{ia},{FOLD}{ib}->{io}", p, q)
+        if a is b and ia == ib:
+            if a.diag is not None:
+                mean = mean + torch.einsum(f"{ia}->{io}", a.diag)
+            variance = 2 * variance
+            maps = [(a, compose(scaling(2.0), maps[0][1]))]
+        noises.append(DiagonalNoise(variance, _label(ctx)))
+    return Surrogate(mean, maps, noises)
+
+
+def _partial(x: Tensor, y: Tensor, ia: str, ib: str, io: str) -> LinearMap:
+    """δ ↦ δ·y, the product as a map of its first operand, of the shape of x."""
+    sizes = dict(zip(ib, y.shape, strict=True))
+    widened = [i for i, letter in enumerate(ia) if x.shape[i] == 1 and sizes.get(letter, 1) != 1]
+    forward, back = f"{FOLD}{ia},{ib}->{FOLD}{io}", f"{FOLD}{io},{ib}->{FOLD}{ia}"
+
+    def transpose(g: Tensor) -> Tensor:
+        wide = torch.einsum(back, g, y)
+        return wide.sum([i + 1 for i in widened], keepdim=True) if widened else wide
+
+    return LinearMap(
+        lambda d: torch.einsum(forward, d, y),
+        transpose,
+        lambda v: torch.einsum(f"{ia},{ib}->{io}", v, y.square()),
+        # Every axis of x survives and no axis is added: each entry of x feeds one entry of the result.
+        disjoint=set(io) <= set(ia) and not widened,
+        any_batch=ia[0] not in ib,
+    )
+
+
+def matmul_letters(a: int, b: int) -> tuple[str, str, str]:
+    """The letters of `torch.matmul` for operands with a and b axes."""
+    lead = max(a, b, 2) - 2
+    names = LETTERS[:lead]
+    row, inner, column = LETTERS[lead : lead + 3]
+    ia = "".join(names[lead - (a - 2) :]) + row + inner if a > 1 else inner
+    ib = "".join(names[lead - (b - 2) :]) + inner + column if b > 1 else inner
+    io = "".join(names) + (row if a > 1 else "") + (column if b > 1 else "")
+    return ia, ib, io
+
+
+@rule(
+    aten.matmul.default, aten.mm.default, aten.bmm.default, exactness="moment-matched", family="product", weights=True
+)
+def matmul(ctx: Context, a: Any, b: Any) -> Surrogate:
+    if isinstance(b, Weight) and b.mean.ndim == 2 and not isinstance(a, Weight):
+        return linear(ctx, a, _transposed(ctx, b))
+    return bilinear(ctx, a, b, *matmul_letters(mean_of(a).ndim, mean_of(b).ndim))
+
+
+def _transposed(ctx: Context, weight: Weight) -> Weight:
+    """The parameter of x @ W as a linear layer holds it."""
+    if weight.gaussian is not None and not isinstance(weight.gaussian, Diagonal):
+        raise UnsupportedOperation(
+            f"`{weight.name}` at {ctx.place} is multiplied from the right and has a posterior of kind "
+            f"{type(weight.gaussian).__name__}; there only mean-field posteriors are supported."
+        )
+    gaussian = None if weight.gaussian is None else Diagonal(weight.gaussian.variance().mT)
+    latents = None if weight.latents is None else weight.latents.mT
+    return Weight(weight.name, weight.mean.mT, gaussian, None, latents, weight.uses)
+
+
+@rule(aten.baddbmm.default, exactness="moment-matched", family="product")
+def baddbmm(ctx: Context, bias: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Surrogate:
+    """β·bias + α·(a @ b)."""
+    if isinstance(a, Value) or isinstance(b, Value):
+        made = bilinear(ctx, a, b, *matmul_letters(3, 3))
+    else:
+        made = Surrogate(torch.bmm(a, b))
+    out = made.mean.shape
+    maps = [(x, compose(scaling(alpha), G)) for x, G in made.maps]
+    if isinstance(bias, Value):
+        maps.append((bias, compose(scaling(beta), broadcast(bias.mean.shape, out))))
+    noises: list[Noise] = [DiagonalNoise(noise.diag() * alpha**2, noise.label) for noise in made.noises]
+    mean = alpha * made.mean
+    return Surrogate(mean + beta * mean_of(bias) if beta else mean, maps, noises)
+
+
+def einsum_letters(equation: str, dims: Sequence[int]) -> tuple[str, str, str]:
+    """A two-operand equation with its dots and implicit result written out."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    free = [letter for letter in LETTERS if letter not in equation]
+    hidden = max((n - len(t.replace("...", "")) for t, n in zip(terms, dims, strict=True) if "..." in t), default=0)
+    dots = "".join(free[:hidden])
+    spelled = []
+    for term, n in zip(terms, dims, strict=True):
+        own = n - len(term.replace("...", ""))
+        spelled.append(term.replace("...", dots[hidden - own :] if own else ""))
+    if not arrow:
+        joined = "".join(terms).replace(".", "")
+        right = "..." * bool(hidden) + "".join(sorted({c for c in joined if joined.count(c) == 1}))
+    return spelled[0], spelled[1], right.replace("...", dots)
+
+
+@rule(aten.einsum.default, exactness="moment-matched", family="product")
+def einsum(ctx: Context, equation: str, tensors: Sequence[Any], path: Any = None) -> Surrogate:
+    if FOLD in equation or len(tensors) > 2:
+        raise UnsupportedOperation(
+            f"the einsum `{equation}` of {len(tensors)} tensors at {ctx.place} has no rule: at most two tensors, and "
+            f"any letter but {FOLD}. Write it as several."
+        )
+    if len(tensors) == 1:  # a product with the number 1
+        (x,) = tensors
+        left, _, right = equation.replace(" ", "").partition("->")
+        missing = [c for c in left if c not in right]
+        one = x.mean.new_ones([x.mean.shape[left.index(c)] for c in missing])
+        return bilinear(ctx, x, one, left, "".join(missing), right)
+    a, b = tensors
+    return bilinear(ctx, a, b, *einsum_letters(equation, [mean_of(a).ndim, mean_of(b).ndim]))

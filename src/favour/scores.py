@@ -1,0 +1,309 @@
+"""How unusual an input is, from a belief over its logits or from draws of them. Higher is more unusual, always.
+
+With z the random logits, p(z) = softmax(z), p̄ = E[p(z)] and H the entropy in nats:
+
+    entropy            H(p̄)                              all uncertainty about the class
+    aleatoric          E[H(p(z))]                        what remains were z known: the data is ambiguous
+    epistemic, jsd     H(p̄) − E[H(p(z))] = E[KL(p(z) ‖ p̄)]        disagreement of the draws: the input is unfamiliar
+    kl                 E[KL(p̄ ‖ p(z))]                   the same with the arguments exchanged
+    max_probability    1 − max_c p̄_c
+    Mahalanobis        min_c √((μ − m_c)ᵀ (S + Σ)⁻¹ (μ − m_c))    m_c class means, S their shared covariance
+
+Draws are a tensor (n, B, C) of logits; expectations are averages over them. For a belief expectations are averages
+over fixed nodes (`favour.predictive.node_outputs`), except for `jsd`, which has a closed form (paper, section 4.3
+and its lemma; the last formula printed there drops diag(UUᵀ)): with p = softmax(μ) and A = diag(p) − ppᵀ,
+
+    jsd ≈ ½ tr(AΣ) = ½ [Σ_i p_i Σ_ii − pᵀΣp]
+        = ½ [Σ_i p_i(1 − p_i)λ_i + Σ_k (Σ_i p_i u_ik² − (p·u_k)²)]         Σ = Λ + UUᵀ, O(C r)
+        = ¼ Σ_ij p_i p_j Var(z_i − z_j)                                   any Σ, O(C²)
+
+with an error of O(ε⁴) in the scale ε of the standard deviations (O(ε³) were z not symmetric). n draws give
+(1 − 1/n) of it in expectation.
+
+Confident inputs have p_max = 1 − δ with δ far below rounding, and jsd ∝ δ. So 1 − p_max is the sum of the other
+probabilities, and u is measured from its entry at the most probable class: every term is then of the order of δ.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from favour.belief import Belief
+from favour.covariance import DiagonalPlusFactor, Directional, check_finite, square_root
+from favour.errors import InvalidType, InvalidValue, ShapeMismatch
+from favour.predictive import NODES, node_outputs, pair_variances
+
+Source = Belief | Tensor
+
+
+class EntropySplit(NamedTuple):
+    """Entropies in nats, (B,) each; `total` is the sum of the other two."""
+
+    total: Tensor
+    aleatoric: Tensor
+    epistemic: Tensor
+
+
+def jsd(source: Source, n: int | None = None, *, estimator: str = "lemma", nodes: int = NODES) -> Tensor:
+    """The Jensen–Shannon divergence of the class probabilities, (B,): H(E p) − E H(p).
+
+    Args:
+        source: A belief over logits, event (C,), or draws (n, B, C) of them. Draws give their own divergence, as the
+            paper's equation does, which is (1 − 1/n) of its limit in expectation.
+        n: For a belief, multiply by 1 − 1/n: what n draws would give. None for the limit of many.
+        estimator: For a belief, `"lemma"` (closed form, small covariances) or `"nodes"`.
+        nodes: Number of nodes of the latter.
+
+    Example:
+        >>> belief = Belief(torch.zeros(1, 3), diag=torch.full((1, 3), 0.01))
+        >>> jsd(belief)
+        tensor([0.0033])
+        >>> jsd(belief, n=2)
+        tensor([0.0017])
+    """
+    if estimator not in ("lemma", "nodes"):
+        raise InvalidValue(f"`estimator` is {estimator!r}; choose 'lemma' or 'nodes'.")
+    if n is not None and n < 1:
+        raise InvalidValue(f"`n` is {n}; at least one draw is required.")
+    source = _checked(source)
+    if isinstance(source, Tensor):
+        if n is not None:
+            raise InvalidValue("`n` belongs to a belief; draws (n, B, C) have their number in their shape.")
+        return _split(source).epistemic
+    value = _lemma(source) if estimator == "lemma" else _split(node_outputs(source, nodes)).epistemic
+    return value if n is None else value * (1 - 1 / n)
+
+
+def _lemma(belief: Belief) -> Tensor:
+    p = belief.mean.softmax(-1)  # (B, C)
+    covariance = belief.covariance
+    if isinstance(covariance, DiagonalPlusFactor):
+        own = (p * _complement(p) * covariance.diag).sum(-1)
+        return 0.5 * (own + _p_covariance(p, covariance.factor).diagonal(dim1=-2, dim2=-1).sum(-1))
+    if isinstance(covariance, Directional):
+        # tr(A QCQᵀ) + Σ_i d_i (PAP)_ii, with P = I − QQᵀ: PAP = A − AQQᵀ − QQᵀA + Q(QᵀAQ)Qᵀ
+        q = covariance.basis.permute(1, 2, 0)  # (B, C, k)
+        inner = _p_covariance(p, covariance.basis)  # QᵀAQ
+        shifted = _shifted(p, covariance.basis).permute(1, 2, 0)
+        aq = p.unsqueeze(-1) * (shifted - (p.unsqueeze(-2) @ shifted))
+        rest = p * _complement(p) - 2 * (aq * q).sum(-1) + ((q @ inner) * q).sum(-1)
+        if covariance.rank == p.shape[-1]:
+            rest = torch.zeros_like(rest)
+        return 0.5 * ((inner * covariance.core).sum((-2, -1)) + (covariance.diag * rest.clamp(min=0)).sum(-1))
+    spread = pair_variances(belief.covariance_matrix)
+    return 0.25 * ((p.unsqueeze(-2) @ spread).squeeze(-2) * p).sum(-1)
+
+
+def _complement(p: Tensor) -> Tensor:
+    """1 − p, the largest p's as the sum of the others."""
+    top = p.argmax(-1, keepdim=True)
+    others = p.scatter(-1, top, 0).sum(-1, keepdim=True)
+    return (1 - p).scatter(-1, top, others)
+
+
+def _shifted(p: Tensor, columns: Tensor) -> Tensor:
+    """Columns (k, B, C) less their entry at the most probable class."""
+    top = p.argmax(-1, keepdim=True).expand(columns.shape[0], -1, 1)
+    return columns - columns.gather(-1, top)
+
+
+def _p_covariance(p: Tensor, columns: Tensor) -> Tensor:
+    """UᵀAU, the covariance of the columns' entries under p, (B, k, k)."""
+    v = _shifted(p, columns).permute(1, 0, 2)  # (B, k, C)
+    mean = (v * p.unsqueeze(-2)).sum(-1)  # (B, k)
+    return (v * p.unsqueeze(-2)) @ v.mT - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+
+
+def kl(source: Source, *, nodes: int = NODES) -> Tensor:
+    """The expected Kullback–Leibler divergence E[KL(p̄ ‖ p(z))], (B,), of a draw from the mean prediction.
+
+    = Σ_c p̄_c (log p̄_c − E[log p_c(z)]). For small covariances it equals `jsd`, which is E[KL(p(z) ‖ p̄)]; for larger
+    ones it weighs draws more that rule out a class. Unlike `jsd` it is unbounded.
+
+    >>> kl(Belief(torch.zeros(1, 3), diag=torch.full((1, 3), 0.01)))
+    tensor([0.0033])
+    """
+    log_p = _outputs(source, nodes).log_softmax(-1)
+    mean = _log_mean(log_p)
+    return (mean.exp() * (mean - log_p.mean(0))).sum(-1).clamp(min=0)
+
+
+def entropy(source: Source, *, nodes: int = NODES) -> Tensor:
+    """The entropy H(p̄) of the predicted class, (B,), in nats: between 0 and log C.
+
+    >>> entropy(Belief.point(torch.zeros(1, 2)))
+    tensor([0.6931])
+    """
+    return entropy_split(source, nodes=nodes).total
+
+
+def entropy_split(source: Source, *, nodes: int = NODES) -> EntropySplit:
+    """H(p̄) = E[H(p(z))] + (the rest): aleatoric and epistemic uncertainty, (B,) each.
+
+    All three come from the same nodes or draws, so the epistemic part is never negative.
+
+    >>> total, aleatoric, epistemic = entropy_split(Belief(torch.zeros(1, 2), diag=torch.ones(1, 2)))
+    >>> torch.allclose(total, aleatoric + epistemic)
+    True
+    """
+    return _split(_outputs(source, nodes))
+
+
+def max_probability(source: Source, *, nodes: int = NODES) -> Tensor:
+    """1 − max_c p̄_c, (B,): the probability of all classes but the likeliest.
+
+    >>> max_probability(Belief.point(torch.tensor([[0.0, 0.0], [9.0, 0.0]])))
+    tensor([5.0000e-01, 1.2339e-04])
+    """
+    p = _log_mean(_outputs(source, nodes).log_softmax(-1)).exp()
+    return p.scatter(-1, p.argmax(-1, keepdim=True), 0).sum(-1)
+
+
+def _split(z: Tensor) -> EntropySplit:
+    log_p = z.log_softmax(-1)
+    mean = _log_mean(log_p)
+    total = -(mean.exp() * mean).sum(-1)
+    aleatoric = -(log_p.exp() * log_p).sum(-1).mean(0)
+    # As a divergence, not as a difference of entropies: log p − log p̄ is small where the two agree.
+    epistemic = (log_p.exp() * (log_p - mean)).sum(-1).mean(0).clamp(min=0)
+    return EntropySplit(total, aleatoric, epistemic)
+
+
+def _log_mean(log_p: Tensor) -> Tensor:
+    return torch.logsumexp(log_p, 0) - math.log(log_p.shape[0])
+
+
+def _outputs(source: Source, nodes: int) -> Tensor:
+    source = _checked(source)
+    return source if isinstance(source, Tensor) else node_outputs(source, nodes)
+
+
+def _checked(source: Source) -> Source:
+    """In at least float32, or an error that says what is wrong."""
+    if isinstance(source, Belief):
+        if len(source.event_shape) != 1 or source.event_shape[0] < 2:
+            raise ShapeMismatch(
+                f"scores are made from logits of C ≥ 2 classes, event (C,); this belief has mean "
+                f"{tuple(source.mean.shape)}. For a binary classifier with one logit z use the belief over (0, z): "
+                "`belief.linear(torch.tensor([[0.0], [1.0]]))`."
+            )
+        return source.to(torch.promote_types(source.dtype, torch.float32))
+    if not isinstance(source, Tensor) or not source.is_floating_point():
+        kind = getattr(source, "dtype", type(source).__name__)
+        raise InvalidType(f"a Belief or a floating-point tensor of draws (n, B, C) is required, got {kind}.")
+    if source.dim() != 3 or source.shape[-1] < 2 or source.shape[0] < 1:
+        raise ShapeMismatch(f"draws have shape {tuple(source.shape)}; (n, B, C) with n ≥ 1 and C ≥ 2 is required.")
+    if not torch.compiler.is_compiling():
+        check_finite("draws", source)
+    return source.to(torch.promote_types(source.dtype, torch.float32))
+
+
+class Mahalanobis:
+    """The distance of an output (or of features) from the nearest class of the training set.
+
+    Class c has mean m_c; all share the covariance S of the training outputs around their class means. An input whose
+    output is itself uncertain is measured with S + Σ.
+
+    Args:
+        shrinkage: Adds this fraction of the mean variance tr(S)/n to every variance, so that S has an inverse.
+
+    Example:
+        >>> outputs = torch.tensor([[0.0, 0.0], [0.0, 2.0], [8.0, 0.0], [10.0, 2.0]])
+        >>> rate = Mahalanobis().fit(outputs, torch.tensor([0, 0, 1, 1]))
+        >>> rate.score(torch.tensor([[0.0, 1.0], [5.0, 5.0]]))[0]
+        tensor(0.)
+    """
+
+    means: Tensor  # (K, n), float64
+    covariance: Tensor  # (n, n), float64
+
+    def __init__(self, shrinkage: float = 1e-6):
+        if not shrinkage >= 0:
+            raise InvalidValue(f"`shrinkage` is {shrinkage}; it must be at least 0.")
+        self.shrinkage = shrinkage
+
+    def fit(self, outputs: Source, labels: Tensor) -> Mahalanobis:
+        """Class means and shared covariance.
+
+        Args:
+            outputs: Training outputs or features, a belief (whose means are used) or a tensor (N, *event).
+            labels: (N,), whole numbers from 0; every class up to the largest has members.
+
+        Raises:
+            InvalidValue: A class without members, NaN, or fewer inputs than classes plus one.
+        """
+        mean = _flat_points(outputs)
+        labels = torch.as_tensor(labels, device=mean.device)
+        if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+            raise InvalidType(f"`labels` has dtype {labels.dtype}; integer class indices are required.")
+        if labels.shape != mean.shape[:1]:
+            raise ShapeMismatch(f"`labels` has shape {tuple(labels.shape)}; ({mean.shape[0]},) is required.")
+        if labels.numel() and labels.min() < 0:
+            raise InvalidValue(f"`labels` holds {int(labels.min())}; classes are numbered from 0.")
+        counts = torch.bincount(labels.long())
+        empty = (counts == 0).nonzero().flatten().tolist()
+        if empty:
+            raise InvalidValue(
+                f"no input of class {empty[:5]}{' …' if len(empty) > 5 else ''} among {len(labels)} (largest label "
+                f"{len(counts) - 1}); a class without members has no mean. Renumber the labels or add inputs."
+            )
+        if len(labels) <= len(counts):
+            raise InvalidValue(f"{len(labels)} inputs in {len(counts)} classes leave no spread; more are required.")
+        total = mean.new_zeros(len(counts), mean.shape[1]).index_add(0, labels.long(), mean)
+        self.means = total / counts.unsqueeze(-1)
+        rest = mean - self.means[labels.long()]
+        scatter = rest.mT @ rest / (len(labels) - len(counts))
+        size = scatter.diagonal().mean().clamp(min=torch.finfo(scatter.dtype).tiny)
+        self.covariance = scatter + self.shrinkage * size * torch.eye(len(scatter), dtype=scatter.dtype).to(scatter)
+        return self
+
+    def score(self, source: Source) -> Tensor:
+        """The distance from the nearest class, (B,).
+
+        Args:
+            source: A belief; a tensor (B, *event) of outputs; or draws (draws, B, *event), one dimension more, whose
+                mean and covariance are used. O(n³) for each input with a covariance.
+        """
+        if not hasattr(self, "means"):
+            raise InvalidValue("`score` before `fit`: call fit(outputs, labels) with training data first.")
+        own: Tensor | None = None
+        if isinstance(source, Belief):
+            mean = _flat_points(source)
+            own = source.covariance_matrix.detach().to(mean)
+            dtype = source.dtype
+        else:
+            dtype = source.dtype
+            if source.dim() == 3 and source.shape[2] == self.means.shape[1]:
+                draws = source.detach().to(self.means.dtype)
+                mean = _flat_points(draws.mean(0))
+                d = (draws - draws.mean(0)).permute(1, 0, 2)
+                own = d.mT @ d / max(1, len(source) - 1)
+            else:
+                mean = _flat_points(source)
+        if mean.shape[1] != self.means.shape[1]:
+            raise ShapeMismatch(
+                f"outputs have {mean.shape[1]} numbers per input, but `fit` saw {self.means.shape[1]}; give the same "
+                "outputs or features to both."
+            )
+        centres, shared = self.means.to(mean.device), self.covariance.to(mean.device)
+        gap = mean.unsqueeze(1) - centres  # (B, K, n)
+        tril, info = torch.linalg.cholesky_ex(shared if own is None else shared + own)
+        if info.any():
+            raise InvalidValue("the shared covariance is singular; use a larger `shrinkage`.")
+        white = torch.linalg.solve_triangular(tril, gap.mT, upper=False)  # (B, n, K)
+        nearest = white.square().sum(-2).amin(-1)
+        return square_root(nearest).to(dtype)
+
+
+def _flat_points(source: Source) -> Tensor:
+    t = source.mean if isinstance(source, Belief) else source
+    if not isinstance(t, Tensor) or not t.is_floating_point() or t.dim() < 2:
+        raise InvalidType(
+            f"outputs must be a Belief or a floating-point tensor (N, *event), got {getattr(t, 'shape', type(t))}."
+        )
+    check_finite("outputs", t)
+    return t.detach().flatten(1).to(torch.float32 if t.device.type == "mps" else torch.float64)

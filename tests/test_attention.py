@@ -1,0 +1,169 @@
+"""Softmax, attention, and what the capture makes of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from calls import Call, close, covariance, dense
+from cases import of_kind
+from networks import moments, relative_error
+from test_norms import draws, uncertain
+from torch import nn
+
+import favour
+from favour.graph import capture
+from favour.rules import RULES
+from favour.value import Context
+
+F64 = torch.float64
+aten = torch.ops.aten
+CTX = Context(module="layer", place="layer (model.py:1)")
+SOFTMAX = [case for case in of_kind("curved") if "softmax" in case.overload]
+
+
+@pytest.mark.parametrize("case", SOFTMAX, ids=lambda c: c.name)
+def test_map_without_covariance_is_the_jacobian(case):
+    call = Call(case, certain=True)
+    (surrogate,) = call.surrogates()
+    ((x, G),) = surrogate.maps
+    (key,) = call.values
+    jacobian = torch.func.jacrev(lambda t: call.results(key, t)[0])(x.mean)
+    close(dense(G, x.shape, F64), jacobian.reshape(surrogate.mean.numel(), -1))
+
+
+@pytest.mark.parametrize("spread", [0.2, 0.6])
+@pytest.mark.parametrize("op", [aten.softmax.int, aten.log_softmax.int], ids=str)
+def test_softmax_against_draws(op, spread):
+    x = uncertain(8, spread, 3)
+    surrogate = RULES[op].function(CTX, x, -1)
+    samples = op(draws(x), -1)
+    error = ((surrogate.mean - samples.mean(0)) / samples.std(0)).abs().max()
+    naive = ((op(x.mean, -1) - samples.mean(0)) / samples.std(0)).abs().max()
+    assert error < naive / 3 and error < (0.02 if spread < 0.5 else 0.1), (error, naive)
+    ((_, G),) = surrogate.maps
+    columns = torch.cat([G.apply(torch.diag_embed(x.diag.sqrt()).transpose(0, 1)), G.apply(x.blocks["z"])])
+    got = torch.einsum("kbi,kbj->bij", columns, columns)
+    got = got + sum(covariance(noise, x.shape) for noise in surrogate.noises)
+    assert relative_error(got, moments(samples)[1]) < (0.02 if spread < 0.5 else 0.15)
+
+
+def test_softmax_means_sum_to_one_however_uncertain():
+    x = uncertain(5, 5.0, 2)
+    mean = RULES[aten.softmax.int].function(CTX, x, -1).mean
+    assert (mean >= 0).all()
+    close(mean.sum(-1), torch.ones(2, dtype=F64))
+
+
+def second_order(p, v):
+    """½ tr(H V H V) with the Hessian of each p_i written out."""
+    n = len(p)
+    result = []
+    for i in range(n):
+        e = torch.eye(n, dtype=F64)[i] - p
+        H = p[i] * (torch.outer(e, e) - p.diag() + torch.outer(p, p))
+        result.append(0.5 * torch.trace(H @ v.diag() @ H @ v.diag()))
+    return torch.stack(result)
+
+
+def test_second_order_term_equals_the_hessian():
+    from favour.rules.attention import _second_order
+
+    torch.manual_seed(0)
+    p, v = torch.randn(6, dtype=F64).softmax(0), torch.rand(6, dtype=F64)
+    close(_second_order(p[None], v[None], 1)[0], second_order(p, v))
+
+
+class Attend(nn.Module):
+    """One call of scaled dot-product attention behind dropout."""
+
+    def __init__(self, heads=4, groups=4, p=0.0, **options):
+        super().__init__()
+        self.q, self.kv = nn.Linear(16, 16), nn.Linear(16, 8 * groups)
+        self.drop, self.p, self.options = nn.Dropout(0.1), p, options
+        self.groups = groups
+
+    def forward(self, x, mask=None):
+        x = self.drop(x)
+        q = self.q(x).unflatten(-1, (4, 4)).transpose(1, 2)
+        k, v = self.kv(x).unflatten(-1, (2 * self.groups, 4)).transpose(1, 2).chunk(2, 1)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, mask, self.p, **self.options)
+        return y.transpose(1, 2).flatten(2).mean(1)
+
+
+CALLS = {
+    "plain": ({}, None),
+    "causal": ({"is_causal": True}, None),
+    "scaled": ({"scale": 0.1}, None),
+    "grouped": ({"groups": 2, "enable_gqa": True}, None),
+    "mask": ({}, "bool"),
+    "added": ({}, "float"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_written_out_attention_equals_the_operation(name):
+    options, kind = CALLS[name]
+    torch.manual_seed(0)
+    model, x = Attend(**options).double(), torch.randn(3, 5, 16, dtype=F64)
+    mask = {None: None, "bool": torch.rand(3, 1, 5, 5) > 0.3, "float": torch.randn(3, 1, 5, 5, dtype=F64)}[kind]
+    if kind == "bool":
+        mask[0, :, 2] = False  # a position that may look at nothing
+    example = (x,) if mask is None else (x, mask)
+    predict = favour.compile(model, example, dropout={"drop": 0.0})
+    close(predict(*example).mean, model.eval()(*example))
+
+
+def test_attention_dropout_is_a_noise_of_its_own():
+    torch.manual_seed(0)
+    model, x = Attend(p=0.2).double(), torch.randn(3, 5, 16, dtype=F64)
+    graph = capture(model, x)
+    assert not any("scaled_dot_product" in str(n.target) for n in graph.nodes)
+    assert graph.dropout_modules == ["drop", ""]
+    only = favour.compile(model, x, dropout={"drop": 0.0}, method="adjoint")
+    belief, samples = only(x), only.sample(x, n=20_000, generator=torch.Generator().manual_seed(0))
+    mean, matrix = moments(samples)
+    assert ((belief.mean - mean).abs() / samples.std(0)).max() < 0.05
+    # Everything before the dropout is certain and everything behind it linear: exact up to sampling.
+    assert relative_error(belief.covariance_matrix, matrix) < 0.05
+    silent = favour.compile(model, x, dropout={"drop": 0.0, "": 0.0})(x)
+    assert torch.count_nonzero(silent.variance) == 0
+
+
+def test_attention_against_sampling():
+    torch.manual_seed(0)
+    model, x = Attend(p=0.1).double(), torch.randn(3, 5, 16, dtype=F64)
+    predict = favour.compile(model, x, method="adjoint")
+    samples = predict.sample(x, n=20_000, generator=torch.Generator().manual_seed(0))
+    belief, (mean, matrix) = predict(x), moments(samples)
+    assert ((belief.mean - mean).abs() / samples.std(0)).max() < 0.1
+    assert relative_error(belief.covariance_matrix, matrix) < 0.1
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_multihead_attention_equals_torch(weights, masked):
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attend = nn.MultiheadAttention(8, 2, dropout=0.3, batch_first=True)
+
+        def forward(self, x, other):
+            padding = torch.zeros(x.shape[0], 4, dtype=torch.bool)
+            padding[:, -1] = True
+            forbidden = torch.ones(5, 4, dtype=torch.bool).triu(1) if masked else None
+            y, w = self.attend(
+                x, other, other, key_padding_mask=padding if masked else None, attn_mask=forbidden, need_weights=weights
+            )
+            own = self.attend(x, x, x, need_weights=False)[0]
+            return y + own if w is None else (y + own, w)
+
+    torch.manual_seed(0)
+    model = Wrapped().double()
+    args = torch.randn(3, 5, 8, dtype=F64), torch.randn(3, 4, 8, dtype=F64)
+    got = favour.compile(model, args, dropout={"attend": 0.0})(*args)
+    expected = model.eval()(*args)
+    for a, b in zip(got if weights else (got,), expected if weights else (expected,), strict=True):
+        close(a.mean, b)
+    assert type(model.attend) is nn.MultiheadAttention  # the user's model stays as it is
+    live = favour.compile(model, args)(*args)
+    assert (live[0] if weights else live).variance.min() > 0
