@@ -7,8 +7,8 @@ sweeps of rank r, a prediction holds at its peak about
     forward methods   (16 + 10r)w                what a rule works with, the columns, their images, the products
 
 numbers (measured by tests/test_adjoint.py, which holds these to be upper bounds on multilayer perceptrons). `full`
-keeps a column per noise dimension. Predictions are made in slices of the batch that fit the budget; where a single input does
-not fit, covectors go in groups, two groups at a time, so that every entry of the covariance is met.
+keeps a column per noise dimension. Predictions are made in slices of the batch that fit the budget; where a single
+input does not fit, covectors go in groups, two groups at a time, so that every entry of the covariance is met.
 """
 
 from __future__ import annotations
