@@ -202,10 +202,18 @@ def trace(node: FusedNode, x: Tensor, known: dict[Node, Any]) -> tuple[Traced, K
     return result, kinks
 
 
+def _leaves_its_domain(node: Node) -> bool:
+    """A logarithm, a root or a negative power: some of a Gaussian's mass may have no value."""
+    if node.target is aten.pow.Tensor_Scalar:
+        exponent = node.args[1]
+        return not isinstance(exponent, (int, float)) or exponent < 0 or exponent != int(exponent)
+    return node.target in RULES and RULES[node.target].exactness == "linearised"
+
+
 def fused_surrogate(ctx: Context, node: FusedNode, x: Value, known: dict[Node, Any]) -> Surrogate:
     """The surrogate of a fused body."""
     _, kinks = trace(node, x.mean, known)
-    partial = any(n.target in RULES and RULES[n.target].exactness == "linearised" for n in node.body)
+    partial = any(_leaves_its_domain(n) for n in node.body)
 
     def value(t: Tensor) -> Tensor:
         return trace(node, t, known)[0].value.expand(t.shape)
