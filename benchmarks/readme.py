@@ -6,7 +6,15 @@ import json
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SHOWN = ["adjoint", "adjoint, rank-8 marginals", "dplr r=16 K=2", "dplr r=4 K=2", "dplr r=2 K=2", "diag"]
+SHOWN = [
+    "adjoint",
+    "adjoint, rank-8 marginals",
+    "dplr r=16 K=2",
+    "dplr r=4 K=2",
+    "dplr r=2 K=2",
+    "dplr r=2 K=2 q=40",
+    "diag",
+]
 
 
 def worth() -> str:

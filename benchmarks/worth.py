@@ -72,6 +72,7 @@ METHODS = {
     "adjoint, taylor": {"method": "adjoint", "activation": "taylor"},
     "adjoint, matched": {"method": "adjoint", "activation": "matched"},
     "dplr r=2 K=2": {"method": "dplr", "rank": 2},
+    "dplr r=2 K=2 q=40": {"method": "dplr", "rank": 2, "weight_rank": 40},
     "dplr r=4 K=2": {"method": "dplr", "rank": 4},
     "dplr r=16 K=2": {"method": "dplr", "rank": 16},
     "diag": {"method": "diag"},
