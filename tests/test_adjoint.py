@@ -329,6 +329,26 @@ def test_precision_bf16_changes_little() -> None:
     assert 0 < error < 0.02
 
 
+def test_precision_tf32_is_switched_on_for_the_sweeps_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = wide(), torch.randn(8, 4)
+    predict = favour.compile(model, x[:2], method="adjoint", precision="tf32")
+    seen: list[tuple[int, bool]] = []
+    linear = nn.functional.linear
+
+    def spy(d: Tensor, *rest: Tensor | None) -> Tensor:
+        seen.append((len(rest), torch.backends.cuda.matmul.allow_tf32))
+        return linear(d, *rest)
+
+    before = torch.backends.cuda.matmul.allow_tf32
+    monkeypatch.setattr(nn.functional, "linear", spy)
+    belief = predict(x)
+    assert torch.backends.cuda.matmul.allow_tf32 == before
+    assert {flag for arguments, flag in seen if arguments == 1} == {True}  # variances and covectors: no bias
+    assert {flag for arguments, flag in seen if arguments == 2} == {before}  # the mean
+    plain = favour.compile(model, x[:2], method="adjoint")(x)
+    torch.testing.assert_close(belief.covariance_matrix, plain.covariance_matrix, rtol=1e-2, atol=1e-4)
+
+
 @pytest.mark.parametrize("method", ["adjoint", "dplr", "full", "diag"])
 def test_inner_layer_by_any_method(method: str) -> None:
     model, x = network("sequential"), inputs()

@@ -47,7 +47,8 @@ def compile(
         dropout: Dropout rates by module name that replace the model's own; 0 silences one.
         directions: Output directions of the reverse sweep; None for all.
         at: Name of a module whose output to predict instead of the model's.
-        precision: Of the variance and reverse sweeps: None (the model's own), `"tf32"` or `"bf16"`.
+        precision: Of the variance and reverse sweeps: None (the model's own), `"bf16"`, or `"tf32"` (linear
+            layers on a GPU, eager code; inside `torch.compile` use `torch.set_float32_matmul_precision`).
         start: Of Algorithm 1: None (warm), `"random"`, or a mapping from module name to columns.
         seed: Of random starts.
         memory: Budget in bytes for the sweeps and for sampling.

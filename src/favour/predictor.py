@@ -207,7 +207,8 @@ class Predictor(nn.Module):
 
     def _context(self) -> Context:
         short = torch.bfloat16 if self.settings.precision == "bf16" else None
-        return Context(activation=self.settings.activation, short=short, cache=self._cached)
+        tf32 = self.settings.precision == "tf32"
+        return Context(activation=self.settings.activation, short=short, tf32=tf32, cache=self._cached)
 
     def rehearse(self, example: Any) -> None:
         """Run once on a small example: plans, caches and starts are made, and what cannot work fails now."""

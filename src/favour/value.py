@@ -111,6 +111,7 @@ class Context:
         shared: Scratch space that lives as long as one prediction; tied parameters meet here.
         step: Name of the node that is being computed.
         short: Dtype of large products with deviations, covectors and variances; None leaves the model's own.
+        tf32: Large products with deviations, covectors and variances may use TF32 (eager code on a GPU).
         cache: `cache(step, name, tensor, function)`, see `cached`.
     """
 
@@ -120,6 +121,7 @@ class Context:
     shared: dict[Hashable, Any] = field(default_factory=dict)
     step: str = ""
     short: torch.dtype | None = None
+    tf32: bool = False
     cache: Callable[[str, str, Tensor, Callable[[Tensor], Any]], Any] | None = None
 
     def cached(self, name: str, tensor: Tensor, function: Callable[[Tensor], Any]) -> Any:

@@ -31,6 +31,8 @@ Symbols: μ, v, λ, u the input's mean, marginal variance, independent part and 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +59,17 @@ from favour.value import Context, Value, Weight, mean_of
 aten = torch.ops.aten
 
 
+@contextmanager
+def allow_tf32() -> Iterator[None]:
+    """Let float32 matrix products on a GPU round their factors to TF32 for a moment."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
 def matrix_map(ctx: Context, weight: Tensor) -> LinearMap:
     """G = W over the last axis; with a rank-q variant W ≈ AB for sub-inference products (paper section 4.1)."""
     squared = ctx.cached("square", weight, lambda w: ctx.shortened(w.square()))
@@ -65,6 +78,9 @@ def matrix_map(ctx: Context, weight: Tensor) -> LinearMap:
     def times(d: Tensor, matrix: Tensor) -> Tensor:
         if d.ndim > 2 and d.stride(0) < d.stride(1):  # stored batch first: keep it so
             return times(d.transpose(0, 1), matrix).transpose(0, 1)
+        if ctx.tf32 and not torch.compiler.is_compiling():  # a switch of the process, which cannot be traced
+            with allow_tf32():
+                return F.linear(d, matrix)
         # Converted back at once: a compiler folds that into the next element-wise operation.
         return F.linear(d.to(matrix.dtype), matrix).to(d.dtype)
 
