@@ -29,7 +29,8 @@ from favour.methods.dplr import Pending, Start
 from favour.plan import Step
 from favour.surrogate import LinearMap, flat
 
-# Rank of the weights in the cheap iterations (at least, and per column), and their number.
+# Rank of the weights in the cheap iterations (at least, and per column), and the least number of those; more columns
+# take up to four.
 CHEAP_RANK, CHEAP_RANK_PER_COLUMN, CHEAP_ITERATIONS = 16, 4, 2
 
 
@@ -70,7 +71,7 @@ def warm_start(starts: dict[str, Tensor], seed: int) -> Start:
         guess = _eigenvalue_scale(gram_schmidt(flat(guess))).reshape(guess.shape)
         if not (affordable and pending.spread):
             return guess
-        _, factor = decompose(reduced.matmul, pending.diagonal(), guess, CHEAP_ITERATIONS)
+        _, factor = decompose(reduced.matmul, pending.diagonal(), guess, min(4, max(CHEAP_ITERATIONS, rank)))
         return _eigenvalue_scale(flat(factor)).reshape(factor.shape)
 
     return start
