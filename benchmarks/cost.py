@@ -11,7 +11,7 @@ import math
 import sys
 
 import torch
-from common import time_all, write
+from common import keep_freed_memory, time_all, write
 from networks import mlp, with_dropout
 
 import favour
@@ -71,15 +71,21 @@ def exponent(settings: dict, widths: list[int], batch: int, rounds: int) -> dict
         ma, mb = sum(a) / len(a), sum(b) / len(b)
         return sum((p - ma) * (q - mb) for p, q in zip(a, b, strict=True)) / sum((p - ma) ** 2 for p in a)
 
+    steps = range(len(widths) - 1)
     return {
         "widths": widths,
         "batch": batch,
         "seconds": seconds,
         "exponent": {k: slope(v) for k, v in seconds.items()},
+        "between widths": {
+            k: [math.log(v[i + 1] / v[i]) / math.log(widths[i + 1] / widths[i]) for i in steps]
+            for k, v in seconds.items()
+        },
     }
 
 
 def main() -> None:
+    keep_freed_memory()
     torch.set_num_threads(2)
     torch.manual_seed(0)
     torch._dynamo.config.recompile_limit = 64  # every predictor compiled here counts
@@ -93,10 +99,11 @@ def main() -> None:
         growth = {
             "dplr r=2 K=2": exponent(SETTINGS["dplr r=2 K=2"], widths, 64, 5),
             "adjoint": exponent(SETTINGS["adjoint, 10 outputs"], widths, 64, 5),
-            "full": exponent({"method": "full"}, [256, 512, 1024], 2, 3),
+            "full": exponent({"method": "full"}, [512, 1024, 2048] if quick else [512, 1024, 2048, 3072], 1, 2),
         }
         for name, result in growth.items():
             print(f"growth with width, {name}: {result['exponent']}")
+            print(f"    between widths: {result['between widths']['method']}")
     write("cost", {"network": "784-400-400-10, dropout 0.2, batch 512", "rows": rows, "growth": growth})
 
 

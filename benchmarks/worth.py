@@ -68,6 +68,9 @@ def prepared(name: str, model: nn.Module, x: Tensor, y: Tensor, epochs: int, los
 
 METHODS = {
     "adjoint": {"method": "adjoint"},
+    "adjoint, bf16 sweeps": {"method": "adjoint", "precision": "bf16"},
+    "adjoint, 3 directions": {"method": "adjoint", "directions": 3},
+    "adjoint, 3 directions, bf16 sweeps": {"method": "adjoint", "directions": 3, "precision": "bf16"},
     "adjoint, rank-8 marginals": {"method": "adjoint", "rank": 8, "iterations": 3},
     "adjoint, taylor": {"method": "adjoint", "activation": "taylor"},
     "adjoint, matched": {"method": "adjoint", "activation": "matched"},
@@ -100,8 +103,14 @@ def measure(model: nn.Module, x: Tensor) -> dict[str, object]:
         sampled[n] = sum(error(moments(part)[1], covariance) for part in fresh.split(n)) / REPEATS
     rows: dict[str, object] = {}
     for name, settings in METHODS.items():
+        if settings.get("directions", 0) > mean.shape[1]:
+            continue
         belief = favour.compile(model, x[:2], **settings)(x)
-        e = error(belief.covariance_matrix.double(), covariance)
+        if "directions" in settings:  # in the directions it covers
+            Q = belief.covariance.basis.double()  # (k, batch, n)
+            e = error(belief.covariance.core.double(), torch.einsum("kbi,bij,lbj->bkl", Q, covariance, Q))
+        else:
+            e = error(belief.covariance_matrix.double(), covariance)
         rows[name] = {
             "covariance error": e,
             "mean error in standard deviations": ((belief.mean - mean) / spread).abs().mean().item(),

@@ -43,6 +43,7 @@ class LinearMap:
         any_batch: The same for every input of a batch, and takes covectors with a batch of one.
         is_identity: G = I.
         compressed: Given q, the same map through a rank-q approximation of its weight, where there is one.
+        factors: Of such an approximation: A (m, q) with orthonormal columns and B (q, n), G = AB over the last axis.
     """
 
     apply: Callable[[Tensor], Tensor]
@@ -52,6 +53,7 @@ class LinearMap:
     any_batch: bool = False
     is_identity: bool = False
     compressed: Callable[[int], LinearMap] | None = None
+    factors: tuple[Tensor, Tensor] | None = None
 
 
 def identity() -> LinearMap:
@@ -125,9 +127,13 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a, b)
 
 
+# Up to here all pairs of covectors are formed, F × F × n numbers, where every input has the same.
+FEW_COVECTORS = 64
+
+
 def weighted_gram(g: Tensor, variance: Tensor) -> Tensor:
     """g diag(variance) gᵀ, (batch, F, F), for covectors (F, batch or 1, *event) and variances (batch, *event)."""
-    if g.shape[1] == 1 and variance.shape[0] != 1:
+    if g.shape[1] == 1 and variance.shape[0] != 1 and g.shape[0] <= FEW_COVECTORS:
         # Covectors that are the same for every input: Σ_n v_n (g_f g_h)_n is one product with all pairs.
         rows = flat(g).squeeze(1)
         F, n = rows.shape
@@ -135,8 +141,19 @@ def weighted_gram(g: Tensor, variance: Tensor) -> Tensor:
         return (flat(variance.unsqueeze(0)).squeeze(0) @ pairs.T).unflatten(1, (F, F))
     if g.requires_grad or variance.requires_grad:
         return inner(scaling(variance).apply(g), g)
-    scaled = scaling(variance.clamp_min(0).sqrt()).apply(g)  # one product less, and exactly symmetric
+    scaled = scaling(stored(variance.clamp_min(0).sqrt())).apply(g)  # one product less, and exactly symmetric
     return inner(scaled, scaled)
+
+
+def stored(factor: Tensor) -> Tensor:
+    """The same tensor, computed once.
+
+    A compiler fuses what makes a slope into every product with it, and so computes it anew for each covector.
+    Reading it as a strided view makes inductor write it to memory first.
+    """
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting() and factor.is_contiguous():
+        return factor.as_strided(factor.shape, factor.stride())
+    return factor
 
 
 def flat(v: Tensor) -> Tensor:

@@ -3,12 +3,15 @@
 `"random"` is the paper's V ~ N(0, 1), the same columns for every input. It knows nothing of M: its first products are
 spent on finding the dominant subspace at all.
 
-`"warm"`, the default, starts where that subspace is likely to be and improves the guess cheaply:
+`"warm"`, the default, starts where that subspace is likely to be. With the weights replaced by rank-q ones W ≈ AB (A
+with orthonormal columns, decomposed once per weight), M without its diagonal is close to
 
-1. the arguments' own factor columns pushed through the map, Y = GU, when there are r of them; otherwise r fixed draws
-   from N(0, M), that is Yω₁ + G(Λ^½ω₂) for constant random ω;
-2. a few iterations of Algorithm 1 itself with the weights replaced by rank-q ones (q ≪ n, decomposed once per
-   weight). Each costs q(m + n)/(mn) of a full one.
+    A S Aᵀ,    S = B diag(v) Bᵀ + (AᵀY)(AᵀY)ᵀ      (batch, q, q),   Y = GU the arguments' columns pushed through,
+
+and the leading eigenvectors of the small S, by subspace iteration, give V = A z ψ. Only the last product touches
+tensors of the layer's size. Where a layer has no such form (several maps meet, a layer at many positions, noises of
+their own), the start is Y or r fixed draws from N(0, M), improved by a few iterations of Algorithm 1 itself with rank-q
+weights, each at q(m + n)/(mn) of a full one.
 
 On the layers of trained networks K = 2 from here is as good as about K = 4 from the random start
 (`benchmarks/algorithm1.py`).
@@ -27,11 +30,11 @@ from favour.covariance import square_root
 from favour.methods.algorithm1 import decompose, gram_schmidt
 from favour.methods.dplr import Pending, Start
 from favour.plan import Step
-from favour.surrogate import LinearMap, flat
+from favour.surrogate import LinearMap, flat, weighted_gram
 
-# Rank of the weights in the cheap iterations (at least, and per column), and the least number of those; more columns
-# take up to four.
-CHEAP_RANK, CHEAP_RANK_PER_COLUMN, CHEAP_ITERATIONS = 16, 4, 2
+# Rank q of the weights, at least and per column; the iterations on S, where they cost next to nothing; the least
+# number of cheap iterations of Algorithm 1 (more columns take up to four).
+CHEAP_RANK, CHEAP_RANK_PER_COLUMN, CORE_ITERATIONS, CHEAP_ITERATIONS = 16, 4, 6, 2
 
 
 def fixed_noise(starts: dict[str, Tensor], seed: int, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -54,7 +57,7 @@ def random_start(starts: dict[str, Tensor], seed: int) -> Start:
 
 
 def warm_start(starts: dict[str, Tensor], seed: int) -> Start:
-    """Pushed columns or draws from M, improved with rank-q weights."""
+    """The leading eigenvectors of M with rank-q weights."""
 
     def start(step: Step, pending: Pending, rank: int) -> Tensor:
         def noise(part: str, shape: tuple[int, ...]) -> Tensor:
@@ -62,19 +65,37 @@ def warm_start(starts: dict[str, Tensor], seed: int) -> Start:
 
         q = max(CHEAP_RANK, CHEAP_RANK_PER_COLUMN * rank)
         cheap = [(_compressed(G, q), variance) for G, variance in pending.spread]
+        if len(cheap) == 1 and cheap[0][0].factors is not None and pending.like.ndim == 2 and not pending.noises:
+            return _leading(pending, *cheap[0][0].factors, noise("core", (rank, q)))
         affordable = all(G.compressed is not None for G, _ in pending.spread)
         reduced = Pending(cheap, pending.noises, pending.columns, pending.diag, pending.like)
         if pending.columns is not None and pending.columns.shape[0] == rank:
             guess = pending.columns
         else:
             guess = _draws(reduced, rank, noise)
-        guess = _eigenvalue_scale(gram_schmidt(flat(guess))).reshape(guess.shape)
+        guess = _eigenvalue_scale(flat(guess)).reshape(guess.shape)
         if not (affordable and pending.spread):
             return guess
         _, factor = decompose(reduced.matmul, pending.diagonal(), guess, min(4, max(CHEAP_ITERATIONS, rank)))
         return _eigenvalue_scale(flat(factor)).reshape(factor.shape)
 
     return start
+
+
+def _leading(pending: Pending, A: Tensor, B: Tensor, start: Tensor) -> Tensor:
+    """V = A z ψ for the leading eigenvectors z and eigenvalues ψ of S, (r, batch, m)."""
+    ((_, variance),) = pending.spread
+    A, B = A.to(variance.dtype), B.to(variance.dtype)
+    S = weighted_gram(B.unsqueeze(1), variance)
+    if pending.columns is not None:
+        seen = pending.columns @ A  # (k, batch, q)
+        S = S + torch.einsum("kbi,kbj->bij", seen, seen)
+    z = start.unsqueeze(1).expand(-1, S.shape[0], -1)  # (r, batch, q)
+    for _ in range(CORE_ITERATIONS):
+        z = gram_schmidt(torch.einsum("rbi,bij->rbj", z, S))
+        size = square_root(z.square().sum(-1, keepdim=True))
+        z = z / torch.where(size > 0, size, 1.0)
+    return (z * size) @ A.T
 
 
 def _compressed(G: LinearMap, q: int) -> LinearMap:

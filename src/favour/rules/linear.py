@@ -20,11 +20,13 @@ A bias correlated with its matrix is a weight on a constant input 1.
 independent of everything else. Otherwise
 
 - the layer is applied at several positions t (x of shape (batch, T, n)): noise at t and t′ is correlated,
-  N_(t,i),(t′,i) = Σ_j V_ij E[x_tj x_t′j]. It is the image of weight-space draws z under
-  z ↦ Σ_j σ_ij z_ij a_tj, for a ∈ {μ, u₁, …, u_r}, plus λ's part, which is diagonal;
-- the parameter is used by several operations a, b, …: for posteriors that are diagonal over outputs,
-  N_ab = V E[x_a ∘ x_b] element by element, and n_a = Σ_{c ≤ a} L_ac z_c with L the Cholesky factor of that
-  (uses × uses) matrix, built row by row as the uses come. Others go through weight space at the mean.
+  N_(t,i),(t′,k) = SUM(Σ_w,ik ∘ E[x_t x_t′ᵀ]). It is the image of draws in weight space (`weight_space`) for
+  a ∈ {μ, u₁, …, u_r}, plus λ's part, which is independent from position to position;
+- the parameter is used by several operations a, b, … on one vector each: for posteriors that are diagonal over
+  outputs, N_ab = V E[x_a ∘ x_b] element by element, and n_a = Σ_{c ≤ a} L_ac z_c with L the Cholesky factor of that
+  (uses × uses) matrix, built row by row as the uses come;
+- in all other cases, a table that is also an output layer among them, the uses share their draws in weight space at
+  the mean of x, and what the uncertainty of x adds is independent.
 
 Symbols: μ, v, λ, u the input's mean, marginal variance, independent part and factor columns; m outputs, n inputs.
 """

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from favour.errors import InvalidValue, UnsupportedOperation
 from favour.scalar import ScalarFunction, surrogate_slope
-from favour.surrogate import DiagonalNoise, LinearMap, Surrogate, scaling
+from favour.surrogate import DiagonalNoise, LinearMap, Surrogate, scaling, stored
 from favour.value import Context, Value
 
 Exactness = Literal["exact", "moment-matched", "linearised", "refused"]
@@ -72,12 +72,14 @@ def rule(
 
     Example:
         >>> import torch, favour
-        >>> @favour.rule(torch.ops.aten.roll.default, exactness="exact")
-        ... def roll(ctx, x, shifts, dims=()):
-        ...     shift = lambda t, s: torch.roll(t, s, [d % x.mean.ndim + 1 for d in dims])
-        ...     back = [-s for s in shifts]
-        ...     G = favour.structural(lambda d: shift(d, shifts), lambda g: shift(g, back))
-        ...     return favour.Surrogate(torch.roll(x.mean, shifts, dims), [(x, G)])
+        >>> @favour.rule(torch.ops.aten.channel_shuffle.default, exactness="exact")
+        ... def channel_shuffle(ctx, x, groups):
+        ...     def shuffle(t, n):  # the channels are dimension 1, behind the fold axis 2
+        ...         return t.unflatten(2, (n, -1)).transpose(2, 3).flatten(2, 3)
+        ...
+        ...     count = x.mean.shape[1] // groups
+        ...     G = favour.structural(lambda d: shuffle(d, groups), lambda g: shuffle(g, count))
+        ...     return favour.Surrogate(torch.channel_shuffle(x.mean, groups), [(x, G)])
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,7 +107,7 @@ def pointwise_surrogate(ctx: Context, x: Value, f: ScalarFunction) -> Surrogate:
     """The surrogate of a scalar function in the context's activation mode."""
     mean, slope, residual = surrogate_slope(f, x.mean, x.variance, ctx.activation)
     noises = [DiagonalNoise(residual, f"{ctx.module or 'model'} ({f.name})")] if ctx.activation == "price" else []
-    return Surrogate(mean, [(x, scaling(slope))], list(noises))
+    return Surrogate(mean, [(x, scaling(stored(slope)))], list(noises))
 
 
 def linear_map(
