@@ -52,6 +52,64 @@ def cost() -> str:
     return "\n".join([*lines, "", _where(data)])
 
 
+def decisions() -> str:
+    data = json.loads((ROOT / "results" / "decisions.json").read_text())
+    lines = [
+        "LeNet on MNIST, dropout before the two top layers; distance to the class probabilities of 10,000 samples:",
+        "",
+        "| dropout | estimate | NLL | ECE | total variation | forward passes |",
+        "|---|---|---|---|---|---|",
+    ]
+    for rate, result in data["classification"].items():
+        rows = result["rows"]
+        for name in ("plain", "nodes", "head", "100 samples", "1000 samples"):
+            row = rows[name]
+            chosen = name == result["default"]
+            label = f"`{name}`" + (", the default" if chosen else "") if name in ("nodes", "head") else name
+            forwards = row.get("forwards") or int(name.split()[0]) * rows["one sample"]["forwards"]
+            numbers = f"{row['nll']:.4f} | {row['ece']:.4f} | {row['total variation']:.4f} | {forwards:,.1f}"
+            cells = [f"{float(rate):.0%}", label, *numbers.split(" | ")]
+            lines.append("| " + " | ".join(f"**{c}**" if chosen else c for c in cells) + " |")
+    return "\n".join([*lines, "", _where(data)])
+
+
+ARCHITECTURE_ROWS = ["adjoint", "plain linearisation", "10 samples", "100 samples", "1000 samples"]
+
+
+def architectures() -> str:
+    data = json.loads((ROOT / "results" / "architectures.json").read_text())
+    methods = [m if m.endswith("samples") else f"`{m}`" if m == "adjoint" else m for m in ARCHITECTURE_ROWS]
+    lines = ["| | " + " | ".join(methods) + " | forward passes |", "|---" * (len(methods) + 2) + "|"]
+    for name, rows in data["networks"].items():
+        cells = []
+        for method in ARCHITECTURE_ROWS:
+            row = rows[method]
+            cell = f"{row['covariance error']:.3f} / {row['mean error in standard deviations']:.2f}"
+            cells.append(f"**{cell}**" if method == "adjoint" else cell)
+        lines.append(f"| {name} | " + " | ".join(cells) + f" | {rows['adjoint']['forwards']:.0f} |")
+    seconds = ", ".join(f"{name} {s:.1f}" for name, s in data["compile seconds"].items())
+    return "\n".join(
+        [*lines, "", f"Seconds that `favour.compile` takes for models of `transformers`: {seconds}.", "", _where(data)]
+    )
+
+
+def memory() -> str:
+    data = json.loads((ROOT / "results" / "memory.json").read_text())
+    lines = [
+        f"{data['network']}:",
+        "",
+        "| pass | tensors | over layer outputs | resident | over layer outputs |",
+        "|---" * 5 + "|",
+    ]
+    for name, row in data["rows"].items():
+        sizes = [
+            f"{row[f'{kind}, bytes'] / 2**20:,.0f} MiB | {row[f'{kind} over layer outputs']:.1f}"
+            for kind in ("tensors", "resident")
+        ]
+        lines.append(f"| {name} | " + " | ".join(sizes) + " |")
+    return "\n".join([*lines, "", _where(data)])
+
+
 def _where(data: dict) -> str:
     e = data["environment"]
     version = f"torch {e['torch']}, favour {e['favour']} ({e['commit']})"
@@ -61,10 +119,17 @@ def _where(data: dict) -> str:
 def main() -> None:
     path = ROOT / "README.md"
     text = path.read_text()
-    for name, table in (("worth", worth()), ("cost", cost())):
+    tables = {
+        "worth": worth,
+        "cost": cost,
+        "decisions": decisions,
+        "architectures": architectures,
+        "memory": memory,
+    }
+    for name, table in tables.items():
         begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
         head, rest = text.split(begin)
-        text = head + begin + "\n" + table + "\n" + end + rest.split(end)[1]
+        text = head + begin + "\n" + table() + "\n" + end + rest.split(end)[1]
     path.write_text(text)
     print(f"wrote {path}")
 

@@ -89,6 +89,10 @@ maximum("aten.adaptive_max_pool1d.default", lambda: (x(2, 6), [2]))
 maximum("aten.adaptive_max_pool2d.default", lambda: (x(1, 5, 4), [2, 2]), "unequal windows")
 maximum("aten.adaptive_max_pool2d.default", lambda: (x(2, 3, 3), [1, 1]), "one window")
 maximum("aten.adaptive_max_pool3d.default", lambda: (x(1, 2, 2, 5), [1, 2, 3]))
+maximum("aten.amax.default", lambda: (x(2, 3, 3), [-1, 2]))
+maximum("aten.amax.default", lambda: (x(2, 3), [2], True), "kept dimension")
+maximum("aten.max.dim", lambda: (x(4, 3), 1))
+maximum("aten.max.dim", lambda: (x(4, 3), -1, True), "kept dimension")
 
 # Padding, resizing, rearranging
 

@@ -76,6 +76,7 @@ NETWORKS = {
     "channel dropout everywhere": lambda: lenet(nn.Identity(), 0.1, nn.MaxPool2d(2), nn.Dropout2d(0.1)),
     "channel dropout before max pooling": lambda: lenet(nn.Dropout2d(0.1), 0.1, nn.MaxPool2d(2)),
     "dropout before max pooling": lambda: lenet(nn.Dropout(0.1), 0.1, nn.MaxPool2d(2)),
+    "dropout before and behind max pooling": lambda: lenet(nn.Dropout(0.1), 0.1, nn.MaxPool2d(2), nn.Dropout(0.1)),
     "residual": Residual,
     "Gaussian kernels": bayes,
 }

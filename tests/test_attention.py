@@ -18,7 +18,7 @@ from favour.value import Context
 F64 = torch.float64
 aten = torch.ops.aten
 CTX = Context(module="layer", place="layer (model.py:1)")
-SOFTMAX = [case for case in of_kind("curved") if "softmax" in case.overload]
+SOFTMAX = [case for case in of_kind("curved") if "softmax" in case.overload or "logsumexp" in case.overload]
 
 
 @pytest.mark.parametrize("case", SOFTMAX, ids=lambda c: c.name)
@@ -167,3 +167,61 @@ def test_multihead_attention_equals_torch(weights, masked):
     assert type(model.attend) is nn.MultiheadAttention  # the user's model stays as it is
     live = favour.compile(model, args)(*args)
     assert (live[0] if weights else live).variance.min() > 0
+
+
+def encoder(**options):
+    layer = nn.TransformerEncoderLayer(16, 2, 32, 0.1, batch_first=True, **options)
+    return nn.TransformerEncoder(layer, 1, nn.LayerNorm(16))
+
+
+def decoder():
+    return nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 32, 0.1, batch_first=True, norm_first=True), 1)
+
+
+CAUSAL = nn.Transformer.generate_square_subsequent_mask(5)
+PADDING = torch.tensor([[False] * 5, [False] * 3 + [True] * 2, [False] * 4 + [True]])
+LAYERS = {
+    "encoder": (encoder(), lambda m, x, y: m(x)),
+    "encoder, padding": (encoder(activation="gelu"), lambda m, x, y: m(x, src_key_padding_mask=PADDING[: x.shape[0]])),
+    "encoder, causal": (encoder(), lambda m, x, y: m(x, mask=CAUSAL, is_causal=True)),
+    "encoder, causal and no hint": (encoder(), lambda m, x, y: m(x, mask=CAUSAL)),
+    "encoder, boolean mask": (encoder(), lambda m, x, y: m(x, mask=CAUSAL < 0)),
+    "decoder": (decoder(), lambda m, x, y: m(y, x)),
+    "decoder, masks": (decoder(), lambda m, x, y: m(y, x, CAUSAL[:4, :4], memory_mask=CAUSAL[:4] < 0)),
+    "transformer": (nn.Transformer(16, 2, 1, 1, 32, 0.1, batch_first=True), lambda m, x, y: m(x, y)),
+    "extra rows": (
+        nn.MultiheadAttention(16, 2, 0.1, batch_first=True, add_bias_kv=True),
+        lambda m, x, y: m(y, x, x, attn_mask=CAUSAL[:4])[0],
+    ),
+    "a row of zeros": (
+        nn.MultiheadAttention(16, 2, 0.1, batch_first=True, add_zero_attn=True),
+        lambda m, x, y: m(y, x, x, need_weights=False)[0],
+    ),
+    "other sizes": (
+        nn.MultiheadAttention(16, 2, 0.1, batch_first=True, kdim=16, vdim=6),
+        lambda m, x, y: m(y, x, x[..., :6])[0],
+    ),
+}
+
+
+class Layer(nn.Module):
+    def __init__(self, module, call):
+        super().__init__()
+        self.module, self.call = module, call
+
+    def forward(self, x, y):
+        return self.call(self.module, x, y).mean(1)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_torch_layers(name):
+    torch.manual_seed(0)
+    model = Layer(*LAYERS[name]).eval()
+    args = torch.randn(3, 5, 16), torch.randn(3, 4, 16)
+    predict = favour.compile(model, args, method="adjoint")
+    silent = favour.compile(model, args, dropout=dict.fromkeys(predict.graph.dropout_modules, 0.0))
+    torch.testing.assert_close(silent(*args).mean, model(*args), atol=1e-5, rtol=1e-5)
+    belief, draws = predict(*args), predict.sample(*args, n=2000, generator=torch.Generator().manual_seed(1)).detach()
+    mean, matrix = moments(draws)
+    assert ((belief.mean - mean).abs() / draws.std(0)).mean() < 0.1
+    assert relative_error(belief.covariance_matrix, matrix) < 0.2

@@ -10,14 +10,13 @@ from torch import nn
 
 import favour
 from favour.belief import Belief
-from favour.calibration import _stretched
 from favour.errors import InvalidType, InvalidValue, ShapeMismatch
 
 F64 = torch.float64
 
 
 class Table(nn.Module):
-    """Believes what a table says about inputs 0, 1, …; `shares` splits its variance."""
+    """Believes what a table says about inputs 0, 1, …; `shares` splits its covariance, (n, C, C) each."""
 
     def __init__(self, belief, shares=None):
         super().__init__()
@@ -28,7 +27,7 @@ class Table(nn.Module):
 
     def attribute(self, x):
         rows = x.long().flatten()
-        return favour.Attribution(self.belief.mean[rows], {k: v[rows] for k, v in self.shares.items()})
+        return favour.Attribution.of(self.belief.mean[rows], {k: v[rows] for k, v in self.shares.items()})
 
 
 def rows(n):
@@ -78,7 +77,7 @@ def test_calibrate_finds_a_scale_for_each_source():
     mean = torch.zeros(n, 1, dtype=F64)
     total = 0.5 * shares["first"] + 4.0 * shares["second"] + 0.01
     y = total.sqrt() * torch.randn(n, 1, generator=g, dtype=F64)
-    predict = Table(Belief(mean, shares["first"] + shares["second"]), shares)
+    predict = Table(Belief(mean, shares["first"] + shares["second"]), {k: v[..., None] for k, v in shares.items()})
     fitted = favour.calibrate(predict, (rows(n), y), sources=True)
     found = {name: fitted.scale.item() * c for name, c in fitted.source_scales.items()}
     assert found["first"] == pytest.approx(0.5, rel=0.25)
@@ -100,14 +99,22 @@ def test_calibrate_a_network_with_sources():
     torch.testing.assert_close(fitted.probabilities(x).sum(1), torch.ones(60))
 
 
-def test_stretched_covariance_equals_the_dense_product():
-    factors = torch.rand(2, 3, dtype=F64)
-    belief = Belief(torch.zeros(2, 3, dtype=F64), torch.rand(2, 3, dtype=F64), torch.randn(2, 2, 3, dtype=F64))
-    d = torch.diag_embed(factors.sqrt())
-    expected = d @ belief.covariance_matrix @ d
-    torch.testing.assert_close(_stretched(belief.covariance, factors).dense(), expected)
-    dense = Belief(belief.mean, covariance=belief.covariance_matrix)
-    torch.testing.assert_close(_stretched(dense.covariance, factors).dense(), expected)
+def test_calibrate_weighs_the_covariances_of_sources():
+    # Two sources with the same variances and opposite correlations: marginals cannot tell them apart.
+    g = torch.Generator().manual_seed(0)
+    n = 4000
+    up = torch.tensor([[1.0, 0.9, 0.0], [0.9, 1.0, 0.0], [0.0, 0.0, 0.5]], dtype=F64)
+    down = torch.tensor([[1.0, -0.9, 0.0], [-0.9, 1.0, 0.0], [0.0, 0.0, 0.5]], dtype=F64)
+    parts = {"up": up.expand(n, 3, 3), "down": down.expand(n, 3, 3)}
+    mean = torch.randn(n, 3, generator=g, dtype=F64)
+    truth = Belief(mean, covariance=0.2 * parts["up"] + 6.0 * parts["down"])
+    y = torch.multinomial(truth.sample((), g).softmax(-1), 1, generator=g).squeeze(1)
+    predict = Table(Belief(mean, covariance=parts["up"] + parts["down"]), parts)
+    fitted = favour.calibrate(predict, (rows(n), y), sources=True, temperature=False)
+    assert fitted.source_scales["down"] > 3 * fitted.source_scales["up"]
+    expected = sum(c * fitted.scale * parts[k] for k, c in fitted.source_scales.items())
+    torch.testing.assert_close(fitted(rows(n)).covariance_matrix, expected)
+    assert fitted.after < favour.calibrate(predict, (rows(n), y), temperature=False).after
 
 
 def test_calibrate_refuses_bad_input():

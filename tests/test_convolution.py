@@ -102,18 +102,154 @@ def test_convolution_with_a_full_bias_covariance():
     close(noise_covariance(y)[0], torch.kron(root @ root.T, torch.ones(3, 3, dtype=F64)), "covariance")
 
 
-@pytest.mark.parametrize(
-    "gaussian",
-    [
-        Rows(torch.ones(2, 6), torch.ones(1, 2, 6)),
-        Kronecker(torch.eye(6), torch.eye(2)),
-        Full(torch.eye(12), (2, 2, 3)),
-    ],
-)
-def test_convolution_refuses_other_posteriors(gaussian):
-    weight = Weight("conv.weight", randn(2, 2, 3), gaussian)
-    with pytest.raises(UnsupportedOperation, match=r"`conv.weight` at head .*\(2, 2, 3\).*Diagonal.*not"):
-        conv(Context(place="head"), randn(BATCH, 2, 4), weight)
+def correlated(kind: str, m: int, n: int) -> Any:
+    """A posterior over a matrix of m rows, and its dense covariance."""
+    root = 0.5 * randn(m * n, m * n)
+    made: Any
+    if kind == "rows":
+        made = Rows(torch.rand(m, n, dtype=F64), randn(2, m, n))
+        covariance = torch.block_diag(
+            *[made.diag[i].diag() + made.factor[:, i].T @ made.factor[:, i] for i in range(m)]
+        )
+    elif kind == "kronecker":
+        A, B = randn(n, n), randn(m, m)
+        made = Kronecker(A @ A.T, B @ B.T)
+        covariance = torch.kron(B @ B.T, A @ A.T)
+    else:
+        made = Full(root @ root.T, (m, n))
+        covariance = root @ root.T
+    return made, covariance
+
+
+@pytest.mark.parametrize("given_as", INPUTS)
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("kind", ["rows", "kronecker", "full"])
+@pytest.mark.parametrize("name", ["1d", "2d, strided", "2d, groups", "2d, same"])
+def test_convolution_with_a_correlated_kernel(name, kind, joint, given_as):
+    """y = Σ_k w_k A_k [x, 1]: N = Σ_kl Cov(w_k, w_l) A_k E[xxᵀ] A_lᵀ, the bias a weight on a constant 1.
+
+    Where x has an independent part, its share of N is compared in the variances only (see the rule).
+    """
+    overload, event, shape, rest = CALLS[name]
+    x, mean, covariance = uncertain(given_as, *event)
+    m, n = shape[0], torch.Size(shape[1:]).numel()
+    gaussian, entries = correlated(kind, m, n + joint)
+    w, b = randn(shape), randn(m)
+    weight = Weight("w", w, gaussian, partner="b" if joint else None)
+    bias = Weight("b", b, gaussian, partner="w") if joint else b
+    surrogate = favour.rules.RULES[overload].function(Context(), x, weight, bias, *rest)
+    close(surrogate.mean, overload(mean, w, b, *rest), "mean")
+    maps = []
+    for k in range(m * (n + joint)):
+        hot, shift = torch.zeros(m, n, dtype=F64), torch.zeros(m, dtype=F64)
+        row, column = divmod(k, n + joint)
+        (hot[row] if column < n else shift.expand(1, m)[0])[column if column < n else row] = 1
+        run = lambda t, h=hot, s=shift: overload(t, h.reshape(shape), s, *rest)  # noqa: E731
+        A = reference.dense_matrix(run, mean[:1])
+        maps.append(torch.cat([A, run(torch.zeros_like(mean[:1])).reshape(-1, 1)], 1))
+    A = torch.stack(maps)  # (entries, outputs, inputs + 1)
+    extended = F.pad(mean.flatten(1), (0, 1), value=1.0)
+    second = F.pad(covariance, (0, 1, 0, 1)) + torch.einsum("bi,bj->bij", extended, extended)
+    expected = torch.einsum("kl,koi,bij,lpj->bop", entries, A, second, A)
+    got = noise_covariance(surrogate)
+    if "diagonal" in given_as:
+        got, expected = (t.diagonal(dim1=1, dim2=2) for t in (got, expected))
+    close(got, expected, "covariance")
+
+
+@pytest.mark.parametrize("given_as", ["certain", "factor"])
+@pytest.mark.parametrize("name", ["transposed", "transposed, groups"])
+def test_transposed_convolution_with_a_full_kernel_covariance(name, given_as):
+    overload, event, shape, rest = CALLS[name]
+    x, mean, covariance = uncertain(given_as, *event)
+    count = torch.Size(shape).numel()
+    root, w = randn(count, count), randn(shape)
+    weight = Weight("w", w, Full(root @ root.T, shape))
+    surrogate = favour.rules.RULES[overload].function(Context(), x, weight, None, *rest)
+    hots = torch.eye(count, dtype=F64).reshape(count, *shape)
+    A = torch.stack([reference.dense_matrix(lambda t, h=h: overload(t, h, None, *rest), mean[:1]) for h in hots])
+    second = covariance + torch.einsum("bi,bj->bij", mean.flatten(1), mean.flatten(1))
+    close(noise_covariance(surrogate), torch.einsum("kl,koi,bij,lpj->bop", root @ root.T, A, second, A), "covariance")
+
+
+def test_transposed_convolution_refuses_posteriors_by_rows():
+    for gaussian in (Rows(torch.ones(2, 6), torch.ones(1, 2, 6)), Kronecker(torch.eye(6), torch.eye(2))):
+        weight = Weight("up.weight", randn(2, 2, 3), gaussian)
+        with pytest.raises(UnsupportedOperation, match=r"`up.weight` at head .*\(2, 2, 3\).*Diagonal.*not"):
+            favour.rules.RULES[aten.conv_transpose1d.default].function(Context(place="head"), randn(2, 2, 4), weight)
+    weight = Weight("conv.weight", randn(2, 2, 3), Full(torch.eye(14), (2, 7)), partner="conv.bias")
+    with pytest.raises(UnsupportedOperation, match=r"`conv.weight`.*`conv.bias`.*another bias"):
+        conv(Context(place="head"), randn(2, 2, 4), weight, None)
+
+
+@pytest.mark.parametrize("kind", ["rows", "kronecker", "full"])
+def test_correlated_kernels_against_sampling(kind):
+    """A Gaussian over [K | b] or K alone, two layers: every entry within 5 standard errors of draws of the weights."""
+    n = 20_000
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Conv2d(2, 1, 2, stride=2), nn.Flatten()).double()
+    first, _ = correlated(kind, 2, 5)
+    second, _ = correlated(kind, 1, 8)
+    small = {k: 0.05 * v for k, v in first.tensors().items()}
+    first = type(first)(**small, **({"shape": (2, 5)} if kind == "full" else {}))
+    posterior = Posterior({("0.weight", "0.bias"): first, "1.weight": second})
+    x = randn(BATCH, 1, 4, 5)
+    with torch.no_grad():
+        got = favour.compile(model, x, method="full", posterior=posterior)(x)
+    draws = favour.sample(model, x, n, posterior=posterior, generator=torch.Generator().manual_seed(0))
+    assert ((draws.mean(0) - got.mean).abs() <= 5 * draws.std(0) / n**0.5).all()
+    products = (draws - got.mean).unsqueeze(-1) * (draws - got.mean).unsqueeze(-2)
+    assert ((products.mean(0) - got.covariance_matrix).abs() <= 5 * products.std(0) / n**0.5).all()
+
+
+class Autoencoder(nn.Module):
+    """One kernel on the way down and, transposed, on the way up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(randn(3, 2, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv_transpose1d(F.conv1d(x, self.kernel), self.kernel)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_kernel_tied_with_its_transpose_is_one_draw(full):
+    """To first order in the kernel's spread ε² the covariance is J Σ Jᵀ with J the derivative of both uses."""
+    model, x = Autoencoder(), randn(BATCH, 2, 4)
+    root = 1e-4 * randn(12, 12)
+    variance = 1e-8 * torch.rand(3, 2, 2, dtype=F64)
+    gaussian: Any = Full(root @ root.T, (3, 2, 2)) if full else Diagonal(variance)
+    with torch.no_grad():
+        got = favour.compile(model, x, method="adjoint", posterior={"kernel": gaussian})(x)
+    for row in range(BATCH):
+        run = lambda k, r=row: F.conv_transpose1d(F.conv1d(x[r : r + 1], k), k)  # noqa: E731
+        J = torch.autograd.functional.jacobian(run, model.kernel.detach()).reshape(8, 12)
+        expected = J @ (root @ root.T if full else variance.flatten().diag()) @ J.T
+        error = (got.covariance_matrix[row] - expected).norm() / expected.norm()
+        assert error < 1e-6
+
+
+@pytest.mark.parametrize("name", ["1d", "2d, strided", "transposed", "2d, groups"])
+def test_convolution_of_rank_q(name):
+    """K ≈ AB over its first axis; a grouped kernel stays whole, and so does one whose rank is no larger than q."""
+    overload, event, shape, rest = CALLS[name]
+    x, _, _ = uncertain("diagonal", *event)
+    w = randn(shape)
+    ((_, G),) = favour.rules.RULES[overload].function(Context(), x, w, None, *rest).maps
+    if "groups" in name:
+        assert G.compressed is None
+        return
+    for q in (1, 9):
+        U, S, V = torch.linalg.svd(w.flatten(1), full_matrices=False)
+        kernel = (U[:, :q] * S[:q] @ V[:q]).reshape(shape)
+        d, made = randn(3, *x.shape), G.compressed(q)
+        expected = overload(d.flatten(0, 1), kernel, None, *rest)
+        y = made.apply(d)
+        close(y.flatten(0, 1), expected, "apply")
+        g = randn(*y.shape)
+        close((g * y).sum(), (made.transpose(g) * d).sum(), "adjoint")
+        close(made.square(x.diag), G.square(x.diag), "square")
 
 
 class Twice(nn.Module):

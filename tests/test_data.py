@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import favour
-from favour.experiments.data import images, uci
+from favour.experiments.data import images, scaled, uci
 
 
 @pytest.fixture
@@ -47,3 +47,24 @@ def test_images_unknown_or_missing(tmp_path: Path) -> None:
     (tmp_path / "mnist" / "test-00000-of-00001.parquet").write_bytes(b"not a table")
     with pytest.raises(favour.CorruptFile, match="mnist"):
         images("mnist", "test", tmp_path)
+
+
+def test_embedded_sets_need_nothing() -> None:
+    train, test = images("digits", "train"), images("digits", "test")
+    assert train.x.shape == (1257, 1, 28, 28) and test.x.shape == (540, 1, 28, 28)
+    assert train.x.dtype == torch.uint8 and int(train.x.max()) == 255 and set(test.y.tolist()) == set(range(10))
+    fit, held = uci("diabetes", 0, "embedded")
+    assert len(fit) == 398 and len(held) == 44
+    other = uci("diabetes", 1, "embedded")[1]
+    assert not torch.equal(held.y, other.y)
+
+
+def test_scaled_ranges() -> None:
+    grey, colour = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1), torch.zeros(1, 3, 1, 1).byte()
+    assert scaled(grey).flatten().tolist() == [0.0, 1.0]
+    assert scaled(colour).flatten().tolist() == [-1.0] * 3
+
+
+def test_uci_is_not_on_the_hub() -> None:
+    with pytest.raises(favour.FavourError, match="folder"):
+        uci("boston", 0, "hub")

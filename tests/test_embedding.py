@@ -10,7 +10,7 @@ from torch import nn
 
 import favour
 from favour.errors import UnsupportedOperation
-from favour.posterior import Diagonal, Rows
+from favour.posterior import Diagonal, Full, Kronecker, Rows
 from favour.rules import RULES
 from favour.rules.embedding import added_noises
 from favour.value import Context, Weight
@@ -59,13 +59,113 @@ def test_added_parameter_is_one_draw_for_all_places(shape):
     close(noise.diag(), (4 * variance).expand(out))
 
 
-def test_a_table_read_twice_or_correlated_is_refused():
+@pytest.mark.parametrize("kind", ["diagonal", "mixed", "rows", "kronecker", "full"])
+def test_lookups_in_one_table_share_its_rows(kind):
+    """Three lookups: the dense covariance of the rows they read, whatever the posterior of the table."""
+    torch.manual_seed(0)
+    mean, root = torch.randn(4, 3, dtype=F64), torch.randn(12, 12, dtype=F64)
+    A, B = root[:3, :3], root[:4, :4]
+    gaussian = {
+        "diagonal": Diagonal(torch.rand(4, 3, dtype=F64)),
+        "mixed": Diagonal(torch.rand(4, 3, dtype=F64)),
+        "rows": Rows(torch.rand(4, 3, dtype=F64), torch.randn(2, 4, 3, dtype=F64)),
+        "kronecker": Kronecker(A @ A.T, B @ B.T),
+        "full": Full(root @ root.T, (4, 3)),
+    }[kind]
+    weight = Weight("table", mean, gaussian, uses=3, mixed=kind == "mixed")
+    lookups = [torch.tensor(t) for t in ([[1, 2, 1], [0, 0, 3]], [[2], [3]], [[[0, 1], [2, 3]], [[3, 3], [0, 1]]])]
+    ctx = Context(place="layer")
+    keyed: dict = {}
+    sizes = [3 * i[0].numel() for i in lookups]
+    for n, indices in enumerate(lookups):
+        made = RULES[aten.embedding.default].function(ctx, weight, indices)
+        close(made.mean, mean[indices])
+        for noise in made.noises:
+            columns = torch.zeros(noise.columns().shape[0], 2, sum(sizes), dtype=F64)
+            own = noise.columns().flatten(2)
+            columns[..., sum(sizes[:n]) : sum(sizes[: n + 1])] = own
+            close(noise.diag().flatten(1), own.square().sum(0), "diag")
+            assert noise.key is not None
+            keyed[noise.key] = keyed.get(noise.key, 0) + columns
+    got = sum(torch.einsum("kbi,kbj->bij", c, c) for c in keyed.values())
+    flat = torch.cat([i.reshape(2, -1) for i in lookups], 1)
+    for row in range(2):
+        entries = (3 * flat[row][:, None] + torch.arange(3)).flatten()
+        close(got[row], gaussian.covariance()[entries][:, entries], f"row {row}")
+
+
+def test_a_table_that_is_also_added_is_refused():
     weight, _ = table(uses=2)
     with pytest.raises(UnsupportedOperation, match=r"`table`.*2 operations.*Untie"):
-        RULES[aten.embedding.default].function(CTX, weight, torch.tensor([[1]]))
+        added_noises(CTX, weight, torch.Size([2, 6, 3]), 1.0)
     rows = Weight("table", weight.mean, Rows(torch.ones(6, 3), torch.ones(1, 6, 3)))
     with pytest.raises(UnsupportedOperation, match="mean-field"):
-        RULES[aten.embedding.default].function(CTX, rows, torch.tensor([[1]]))
+        added_noises(CTX, rows, torch.Size([2, 6, 3]), 1.0)
+
+
+class Language(nn.Module):
+    """A table of words that is also the output layer, in one of three spellings."""
+
+    def __init__(self, style="module", last=True):
+        super().__init__()
+        self.words, self.mix, self.head = nn.Embedding(7, 4), nn.Linear(4, 4), nn.Linear(4, 7, bias=False)
+        self.head.weight = self.words.weight
+        self.style, self.last = style, last
+
+    def forward(self, tokens):
+        h = self.mix(self.words(tokens))
+        h = h[:, -1] if self.last else h
+        if self.style == "module":
+            return self.head(h).flatten(1)
+        if self.style == "functional":
+            return nn.functional.linear(h, self.words.weight).flatten(1)
+        return (h @ self.words.weight.T).flatten(1)
+
+
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("style", ["module", "functional", "product"])
+def test_output_layer_tied_with_the_embedding(style, last):
+    """To first order the covariance is J Σ Jᵀ, J the derivative through both uses of the table."""
+    torch.manual_seed(0)
+    model = Language(style, last).double()
+    tokens = torch.randint(0, 7, (3, 4))
+    tokens[0] = 2
+    W = model.words.weight.detach()
+    for gaussian in (
+        Diagonal(1e-8 * torch.rand_like(W)),
+        Kronecker(torch.eye(4, dtype=F64), 1e-8 * (torch.eye(7, dtype=F64) + 1)),
+    ):
+        if style == "product" and not isinstance(gaussian, Diagonal):
+            continue
+        for method, rank in (("adjoint", None), ("dplr", 30), ("full", None)):
+            with torch.no_grad():
+                predict = favour.compile(model, tokens, posterior={"words.weight": gaussian}, method=method, rank=rank)
+                got = predict(tokens)
+            for row in range(3):
+
+                def run(table, row=row):
+                    h = (table[tokens[row]] @ model.mix.weight.T + model.mix.bias) @ table.T
+                    return (h[-1] if last else h).flatten()
+
+                J = torch.autograd.functional.jacobian(run, W).reshape(-1, W.numel()).detach()
+                expected = J @ gaussian.covariance() @ J.T
+                assert (got.covariance_matrix[row] - expected).norm() < 1e-6 * expected.norm(), (method, row)
+
+
+def test_tied_output_layer_against_sampling():
+    """At a spread of a tenth of the weights; untied draws would be off by a third."""
+    torch.manual_seed(0)
+    model = Language().double()
+    tokens = torch.randint(0, 7, (3, 4))
+    variance = (0.1 * model.words.weight.detach()).square()
+    predict = favour.compile(model, tokens, posterior={"words.weight": variance}, method="adjoint")
+    n = 20_000
+    mean, matrix = moments(predict.sample(tokens, n=n, generator=torch.Generator().manual_seed(0)))
+    belief = predict(tokens)
+    # Products of two draws are left out of the covariance: of relative size (spread/weight)², 0.01, twice.
+    assert relative_error(belief.covariance_matrix, matrix) < 3 * sampling_error(matrix, n) + 0.02
+    spread = matrix.diagonal(dim1=1, dim2=2).sqrt()
+    assert ((belief.mean - mean) / spread).abs().mean() < 0.15
 
 
 class Tokens(nn.Module):

@@ -1,7 +1,9 @@
 """Draws of the last layers: their moments, and that they beat a Gaussian where logits are skewed."""
 
 import itertools
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,8 @@ import favour
 from favour.belief import Belief
 from favour.errors import UnsupportedOperation
 from favour.experiments import digits
-from favour.head import find_head, head_outputs
+from favour.head import _masks, _shuffled, draws, find_head
+from favour.node import DROPOUTS
 
 
 def mlp(p=0.5, wide=200, hidden=12, classes=3, seed=0):
@@ -28,24 +31,178 @@ def mlp(p=0.5, wide=200, hidden=12, classes=3, seed=0):
     )
 
 
-def test_head_is_cut_at_the_last_hidden_layer():
-    predict = favour.compile(mlp(), torch.randn(2, 6))
+def test_head_begins_as_early_as_it_can_be_afforded():
+    x = torch.randn(2, 6)
+    small = mlp(wide=12)
+    small = nn.Sequential(nn.Linear(6, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 6), *small)
+    predict = favour.compile(small, x)
     head = find_head(predict)
-    assert head.cut.module == "5"
-    assert [n.module for n in head.tail] == ["6", "7", "8"]
+    assert head.cut is None and head.cost <= 1 and head.worthwhile
     assert find_head(predict) is head
+    late = find_head(favour.compile(mlp(wide=400), x))
+    assert late.cut is not None and late.cost <= 1
+    assert "3" not in [n.module for n in late.tail]  # the wide layer is not sampled
+    assert late.last.module == "8" and late.outer * late.inner == 256
+
+
+def by_loop(model, x, head, bits):
+    """The draws of a network `linear, relu, dropout, linear, relu, dropout, linear`, one at a time."""
+    first, second = bits
+    out = []
+    for a in range(head.outer):
+        hidden = torch.relu(model[3](torch.relu(model[0](x)) * first[a]))
+        out += [(hidden * second[a * head.inner + m]) @ model[6].weight.T for m in range(head.inner)]
+    return torch.stack(out)
+
+
+def test_draws_equal_a_loop_over_masks():
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        nn.Linear(6, 300), nn.ReLU(), nn.Dropout(0.5), nn.Linear(300, 9), nn.ReLU(), nn.Dropout(0.3), nn.Linear(9, 3)
+    ).double()
+    with torch.no_grad():
+        model[3].weight.mul_(2)
+    x = torch.randn(4, 6, dtype=torch.float64)
+    wide = nn.Sequential(nn.Linear(6, 3000), nn.ReLU(), nn.Linear(3000, 6)).double()
+    predict = favour.compile(nn.Sequential(*wide, *model), x)
+    head = find_head(predict)
+    assert head.cut is None
+    drops = [n for n in (*head.tail, *head.folded.values()) if n.target in DROPOUTS]
+    early = next(n for n in drops if n.shape[1] == 300)
+    late = next(n for n in drops if n.shape[1] == 9)
+    bits = (
+        _masks(early, 0.5, torch.tensor(_shuffled(head.outer, 300, drops.index(early))), x.dtype),
+        _masks(late, 0.3, torch.tensor(_shuffled(head.outer * head.inner, 9, drops.index(late))), x.dtype),
+    )
+    d = by_loop(model, wide(x), head, bits).detach()
+    d = d - d.mean(0)
+    belief = predict(x)
+    expected = []
+    for b in range(4):
+        own = np.linalg.cholesky((d[:, b].T @ d[:, b] / len(d)).numpy())
+        target = np.linalg.cholesky(belief.covariance_matrix[b].detach().numpy())
+        expected.append(belief.mean[b].detach().numpy() + d[:, b].numpy() @ (target @ np.linalg.inv(own)).T)
+    z = draws(predict, x).detach()
+    torch.testing.assert_close(z, torch.tensor(np.stack(expected, 1)), rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("p", [0.03, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("n", [8, 32, 128])
+def test_masks_are_balanced(p, n):
+    node = SimpleNamespace(shape=("b", 1000), target=torch.ops.aten.dropout.default)
+    masks = _masks(node, p, torch.tensor(_shuffled(n, 1000, 0)), torch.float64)
+    torch.testing.assert_close(masks.mean(0), torch.ones(1000, dtype=torch.float64), rtol=1e-6, atol=0)
+    dropped = (masks == 0).sum(0)
+    assert dropped.max() - dropped.min() <= 1
+    if p * n < n - 1:
+        assert abs(dropped.double().mean().item() / n - p) < 4 * 0.5 / n / 1000**0.5
+    assert not torch.equal(masks, _masks(node, p, torch.tensor(_shuffled(n, 1000, 1)), torch.float64))
 
 
 def test_head_draws_have_the_moments_of_the_belief():
     predict = favour.compile(mlp().double(), torch.randn(2, 6, dtype=torch.float64))
     x = torch.randn(5, 6, dtype=torch.float64)
     belief = predict(x)
-    z = head_outputs(predict, (x,), {}, belief)
+    z = draws(predict, x)
     torch.testing.assert_close(z.mean(0), belief.mean)
     d = z - z.mean(0)
     torch.testing.assert_close(
         torch.einsum("nbi,nbj->bij", d, d) / len(z), belief.covariance_matrix, rtol=1e-6, atol=1e-8
     )
+
+
+def test_many_classes_have_their_variances_matched():
+    model = nn.Sequential(nn.Linear(6, 500), nn.ReLU(), nn.Dropout(0.5), nn.Linear(500, 70)).double()
+    x = torch.randn(3, 6, dtype=torch.float64)
+    predict = favour.compile(model, x)
+    belief, z = predict(x), draws(predict, x)
+    torch.testing.assert_close(z.mean(0), belief.mean)
+    torch.testing.assert_close(z.var(0, correction=0), belief.variance)
+
+
+def test_large_batches_draw_in_chunks(monkeypatch):
+    predict = favour.compile(mlp(), torch.randn(2, 6))
+    x = torch.randn(7, 6)
+    whole = draws(predict, x)
+    monkeypatch.setattr("favour.head._HELD", (1, 1))
+    torch.testing.assert_close(draws(predict, x), whole)
+
+
+class Probable(nn.Module):
+    def __init__(self, predict):
+        super().__init__()
+        self.predict = predict
+
+    def forward(self, x):
+        return self.predict.probabilities(x)
+
+
+def test_head_compiles_and_exports():
+    x = torch.randn(5, 6)
+    predict = favour.compile(mlp(), x)
+    assert find_head(predict).worthwhile
+    expected = predict.probabilities(x)
+    compiled = torch.compile(Probable(predict), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), expected)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    exported = torch.export.export(Probable(predict), (x,), dynamic_shapes={"x": {0: batch}})
+    y = torch.randn(9, 6)
+    torch.testing.assert_close(exported.module()(y), predict.probabilities(y), rtol=1e-4, atol=1e-5)
+
+
+def test_head_is_differentiable():
+    x = torch.randn(3, 6, requires_grad=True)
+    favour.compile(mlp(), x.detach()).probabilities(x)[:, 0].sum().backward()
+    assert x.grad.isfinite().all() and x.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_random_last_layer_is_drawn_exactly(rate):
+    # Few hidden units and wide weights: given the mask, the logits are Gaussian; their mixture is not.
+    torch.manual_seed(0)
+    last = favour.nn.BayesLinear(3, 3)
+    model = nn.Sequential(nn.Linear(4, 200), nn.ReLU(), nn.Linear(200, 3), nn.Dropout(rate), last).double()
+    with torch.no_grad():
+        last.weight.mul_(8)
+    x = torch.randn(20, 4, dtype=torch.float64)
+    predict = favour.compile(model, x)
+    head = find_head(predict)
+    assert head.last is not None and head.cut is None
+    exact = predict.sample(x, n=40_000, generator=torch.Generator().manual_seed(0)).softmax(-1).mean(0)
+    error = {e: (predict.probabilities(x, estimator=e) - exact).abs().mean().item() for e in ("head", "nodes")}
+    if rate:
+        assert error["head"] < 0.6 * error["nodes"] and error["head"] < 0.02
+    else:
+        assert error["head"] < 0.01
+
+
+def test_random_inner_layer_is_drawn_by_its_outputs():
+    torch.manual_seed(0)
+    inner = favour.nn.BayesLinear(5, 40)
+    model = nn.Sequential(nn.Linear(4, 800), nn.ReLU(), nn.Linear(800, 5), inner, nn.ReLU(), nn.Dropout(0.5))
+    model = nn.Sequential(*model, nn.Linear(40, 3)).double()
+    x = torch.randn(20, 4, dtype=torch.float64)
+    predict = favour.compile(model, x)
+    head = find_head(predict)
+    assert inner is predict._linked[0][3] and any(n.module == "3" for n in head.normals)
+    exact = predict.sample(x, n=20_000, generator=torch.Generator().manual_seed(0)).softmax(-1).mean(0)
+    assert (predict.probabilities(x, estimator="head") - exact).abs().mean() < 0.01
+
+
+def test_channel_dropout_is_drawn_by_channel():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 5), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.ReLU(), nn.AvgPool2d(4), nn.Dropout2d(0.8), nn.Flatten()
+    )
+    model = nn.Sequential(*model, nn.Linear(54, 3)).double()
+    with torch.no_grad():
+        model[7].weight.mul_(40)
+    x = torch.randn(10, 1, 18, 18, dtype=torch.float64)
+    predict = favour.compile(model, x)
+    assert find_head(predict).last is None  # what was dropped is reshaped first
+    exact = predict.sample(x, n=20_000, generator=torch.Generator().manual_seed(0)).softmax(-1).mean(0)
+    error = {e: (predict.probabilities(x, estimator=e) - exact).abs().mean().item() for e in ("head", "nodes")}
+    assert error["head"] < 0.7 * error["nodes"]
 
 
 def test_head_keeps_the_skewness_a_gaussian_loses():
@@ -79,11 +236,13 @@ def test_head_probabilities_agree_with_samples_under_strong_dropout():
     predict = favour.compile(model, x[:2])
     exact = predict.sample(x, n=4000, generator=torch.Generator().manual_seed(0)).softmax(-1).mean(0)
     error = {e: (predict.probabilities(x, estimator=e) - exact).abs().mean().item() for e in ("head", "nodes")}
-    assert error["head"] < 0.6 * error["nodes"]
+    few = predict.sample(x, n=100, generator=torch.Generator().manual_seed(1)).softmax(-1).mean(0)
+    assert error["head"] < 0.75 * error["nodes"]
+    assert error["head"] < 0.75 * (few - exact).abs().mean().item()
     assert torch.equal(predict.probabilities(x, estimator="head"), predict.probabilities(x, estimator="head"))
 
 
-def test_auto_takes_the_head_where_dropout_is_strong_and_the_head_small():
+def test_auto_takes_the_head_where_it_is_small():
     x = torch.randn(4, 6)
 
     def same(model, estimator):
@@ -91,8 +250,7 @@ def test_auto_takes_the_head_where_dropout_is_strong_and_the_head_small():
         return torch.equal(predict.probabilities(x), predict.probabilities(x, estimator=estimator))
 
     assert same(mlp(0.5), "head")
-    assert same(mlp(0.1), "nodes")  # weak dropout
-    assert same(mlp(0.5, wide=20), "nodes")  # the head is most of the network
+    assert same(nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)), "nodes")  # the head is the network
 
 
 def test_head_follows_the_model_and_its_moves():
@@ -109,27 +267,11 @@ def test_head_follows_the_model_and_its_moves():
     assert model[8].weight.dtype == torch.float32
 
 
-class Residual(nn.Module):
-    """The skip connection passes every layer but the last."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.last, self.drop = (
-            nn.Linear(6, 8),
-            nn.Linear(8, 8),
-            nn.Linear(8, 3),
-            nn.Dropout(0.5),
-        )
-
-    def forward(self, x):
-        h = self.drop(torch.relu(self.first(x)))
-        return self.last(self.drop(h + torch.relu(self.second(h))))
-
-
 def test_no_head_is_an_error_only_if_asked_for():
     x = torch.randn(4, 6)
-    bayes = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), favour.nn.BayesLinear(8, 3))
-    for model in (Residual(), bayes):
+    rows = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), favour.nn.RowBayesLinear(8, 3))
+    alpha = nn.Sequential(nn.AlphaDropout(0.5), nn.Linear(6, 3))
+    for model in (rows, alpha):
         predict = favour.compile(model, x)
         assert find_head(predict) is None
         assert torch.equal(predict.probabilities(x), favour.probabilities(predict(x)))

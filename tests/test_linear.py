@@ -174,11 +174,12 @@ def test_linear_with_a_joint_posterior_needs_its_own_bias():
 
 @pytest.mark.parametrize("given_as", INPUTS)
 @pytest.mark.parametrize("joint", [False, True])
-def test_linear_at_positions_uses_one_draw_for_all(joint, given_as):
+@pytest.mark.parametrize("kind", KINDS)
+def test_linear_at_positions_uses_one_draw_for_all(kind, joint, given_as):
     """Rows (batch, T, n): the weight and the bias are drawn once, so positions are correlated."""
     x, mean, given = value(given_as, 3, N)
     W, b = randn(M, N), randn(M)
-    drawn = posterior("diagonal", M, N + joint)
+    drawn = posterior(kind, M, N + joint)
     spread = torch.rand(M, dtype=F64)
     weight = Weight("weight", W, drawn.gaussian, partner="bias" if joint else None)
     bias = Weight("bias", b, drawn.gaussian if joint else Diagonal(spread), partner="weight" if joint else None)
@@ -194,11 +195,22 @@ def test_linear_at_positions_uses_one_draw_for_all(joint, given_as):
     )
 
 
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_linear_at_positions_refuses_other_posteriors(kind):
-    weight = Weight("weight", randn(M, N), posterior(kind, M, N).gaussian)
-    with pytest.raises(UnsupportedOperation, match=r"`weight` at head .*\(2, 3, 4\).*mean-field"):
-        linear(Context(place="head"), randn(BATCH, 3, N), weight)
+@pytest.mark.parametrize("kind", KINDS)
+def test_linear_used_at_positions_and_on_a_vector_is_one_draw(kind):
+    """Positions 0 and 1 in one use, position 2 in another: the same as three positions of one use."""
+    mean, W = randn(BATCH, 3, N), randn(M, N)
+    drawn = posterior(kind, M, N)
+    weight = Weight("weight", W, drawn.gaussian, uses=2, mixed=True)
+    ctx = Context()
+    parts = [linear(ctx, x, weight).noises for x in (mean[:, :2], mean[:, 2])]
+    (first,), (second,) = parts
+    assert first.key == second.key is not None
+    columns = torch.cat([first.columns().flatten(2), second.columns().flatten(2)], 2)
+    got = torch.einsum("kbi,kbj->bij", columns, columns)
+    for row in range(BATCH):
+        expected = reference.linear(mean[row].numpy(), np.zeros((3 * N, 3 * N)), 0 * W.numpy(), None, drawn.covariance)
+        close(got[row], expected[1], f"noise of row {row}")
+    close(first.diag().flatten(1), got.diagonal(dim1=1, dim2=2)[:, : 2 * M], "diag of the first use")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,7 +14,7 @@ from favour.value import Context, Value
 F64 = torch.float64
 aten = torch.ops.aten
 CTX = Context(module="layer", place="layer (model.py:1)")
-NORMS = [case for case in of_kind("curved") if "norm" in case.overload]
+NORMS = [case for case in of_kind("curved") if "norm" in case.overload or "var" in case.overload]
 
 
 @pytest.mark.parametrize("case", NORMS, ids=lambda c: c.name)

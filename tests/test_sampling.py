@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import favour
-from favour.sampling import MaskSource, _size
+from favour.sampling import MaskSource
+from favour.sizes import size_of
 
 float64 = torch.float64
 
@@ -290,11 +291,11 @@ def test_symbolic_sizes_are_read_as_arithmetic() -> None:
         "-s1**2": -9,
         "Mod(s0, 4)": 3,
     }.items():
-        assert _size(text, sizes) == value
-    assert _size(5, {}) == 5
+        assert size_of(text, sizes) == value
+    assert size_of(5, {}) == 5
     for text in ("s2", "s0.bit_length()", "__import__('os')", "s0 if s1 else 2", "print(1)"):
         with pytest.raises(favour.UnsupportedOperation):
-            _size(text, sizes)
+            size_of(text, sizes)
 
 
 def test_sample_follows_the_weights() -> None:

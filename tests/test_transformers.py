@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 import torch
-from networks import digits, moments, relative_error
+from networks import digits, moments, relative_error, sampling_error
 from torch import nn
 
 import favour
@@ -27,6 +27,28 @@ def tokens(masked=True):
 
 def pixels():
     return {"pixel_values": torch.randn(3, 3, 16, 16)}
+
+
+def llama():
+    """Its RMS norm is written by hand, its heads share keys, its positions are rotations."""
+    more = {"num_key_value_heads": 2, "attention_dropout": 0.1, "pad_token_id": 0, "use_cache": False}
+    return transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**SMALL, **TEXT, **more)), tokens()
+
+
+class Pooled(nn.Module):
+    """The mean of the last hidden states."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, attention_mask):
+        return self.model(input_ids, attention_mask).last_hidden_state.mean(1)
+
+
+def t5():
+    config = transformers.T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
+    return Pooled(transformers.T5EncoderModel(config)), tokens()
 
 
 class LastLogits(nn.Module):
@@ -72,19 +94,24 @@ def convnext():
     return transformers.ConvNextForImageClassification(transformers.ConvNextConfig(num_labels=3, **sizes)), pixels()
 
 
-# Model, parameters with a mean-field posterior beside the model's own dropout, and the bounds: of the mean in standard
-# deviations, and of the covariance, relative. 2,000 draws alone make an error of about 0.02 and 0.04.
+# Model, and parameters with a mean-field posterior beside the model's own dropout.
 MODELS = {
-    "bert": (bert, (), 0.2, 0.12),
-    "bert, uncertain weights": (bert, ("query.weight", "dense.weight", "embeddings.weight"), 0.2, 0.15),
-    "distilbert": (distilbert, (), 0.2, 0.12),
-    "gpt2": (gpt2, (), 0.2, 0.25),
-    "gpt2, uncertain weights": (gpt2, ("c_attn.weight", "c_attn.bias", "wpe.weight"), 0.2, 0.25),
-    "vit": (vit, (), 0.2, 0.18),
-    "vit, uncertain weights": (vit, ("query.weight", "position_embeddings"), 0.2, 0.15),
-    "resnet": (resnet, ("convolution.weight", "classifier.1.weight"), 0.2, 0.15),
-    "convnext": (convnext, ("pwconv1.weight", "classifier.weight"), 0.2, 0.15),
+    "bert": (bert, ()),
+    "bert, uncertain weights": (bert, ("query.weight", "dense.weight", "embeddings.weight")),
+    "bert, uncertain norms": (bert, ("LayerNorm.weight", "LayerNorm.bias")),
+    "distilbert": (distilbert, ()),
+    "gpt2": (gpt2, ()),
+    "gpt2, uncertain weights": (gpt2, ("c_attn.weight", "c_attn.bias", "wpe.weight", "ln_1.weight")),
+    "vit": (vit, ()),
+    "vit, uncertain weights": (vit, ("q_proj.weight", "query.weight", "cls_token", "position_embeddings")),
+    "resnet": (resnet, ("convolution.weight", "classifier.1.weight", "normalization.weight")),
+    "convnext": (convnext, ("pwconv1.weight", "classifier.weight", "layer_scale_parameter")),
+    "llama": (llama, ("layernorm.weight",)),
+    "t5": (t5, ()),
 }
+# Of the mean in standard deviations, averaged and the worst, and of the covariance. 2,000 draws alone make an error of
+# about 0.02 and 0.04 to 0.08.
+OF_MEAN, OF_WORST, OF_COVARIANCE = 0.1, 0.3, 0.2
 
 
 def scores(output):
@@ -93,7 +120,7 @@ def scores(output):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_model_from_transformers(name):
-    build, uncertain, of_mean, of_covariance = MODELS[name]
+    build, uncertain = MODELS[name]
     torch.manual_seed(0)
     model, example = build()
     model.eval()
@@ -104,13 +131,16 @@ def test_model_from_transformers(name):
     }
     predict = favour.compile(model, example, posterior=posterior or None, method="adjoint")
     output = predict(**example)
-    assert type(output) is type(model(**example)) or isinstance(model, LastLogits)
+    assert type(output) is type(model(**example)) or isinstance(model, LastLogits | Pooled)
     belief = scores(output)
     assert isinstance(belief, favour.Belief)
     draws = scores(predict.sample(**example, n=2000, generator=torch.Generator().manual_seed(1)))
     mean, matrix = moments(draws)
-    assert ((belief.mean - mean).abs() / draws.std(0)).max() < of_mean
-    assert relative_error(belief.covariance_matrix, matrix) < of_covariance
+    off = (belief.mean - mean).abs() / draws.std(0)
+    relative = relative_error(belief.covariance_matrix, matrix)
+    print(f"{name}: mean {off.mean():.3f}, worst {off.max():.3f} standard deviations, covariance {relative:.3f}")
+    assert off.mean() < OF_MEAN and off.max() < OF_WORST
+    assert relative < OF_COVARIANCE
     assert not model.training
 
 
@@ -165,28 +195,54 @@ def encoder(norm_first):
 
 
 def errors(model, x, draws, **settings):
-    """Error of the mean in standard deviations (root mean square) and of the covariance (relative)."""
+    """|error of the mean| in standard deviations, averaged and the worst, and the relative error of the covariance."""
     belief = favour.compile(model, x, method="adjoint", **settings)(x)
     mean, matrix = moments(draws)
-    off = ((belief.mean - mean) / draws.std(0)).square().mean().sqrt().item()
-    return off, relative_error(belief.covariance_matrix, matrix)
+    off = (belief.mean - mean).abs() / draws.std(0)
+    return off.mean().item(), off.max().item(), relative_error(belief.covariance_matrix, matrix)
+
+
+@cache
+def sampled(norm_first):
+    model, x = encoder(norm_first)
+    predict = favour.compile(model, x, method="adjoint")
+    return predict.sample(x, n=10_000, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_trained_encoder(norm_first, monkeypatch):
-    """Dropout of attention weights is skewed, which second moments do not show: the errors stay near 0.2."""
     from favour.rules import norm
 
     model, x = encoder(norm_first)
-    predict = favour.compile(model, x, method="adjoint")
-    draws = predict.sample(x, n=10_000, generator=torch.Generator().manual_seed(0))
-    off, relative = errors(model, x, draws)
-    assert off < 0.3 and relative < (0.28 if norm_first else 0.2), (off, relative)
+    draws = sampled(norm_first)
+    off, worst, relative = errors(model, x, draws)
+    print(f"norm first {norm_first}: mean {off:.3f}, worst {worst:.3f}, covariance {relative:.3f}")
+    alone = {n: sampling_error(moments(draws)[1], n) for n in (10, 100, 1000)}
+    print("covariance by sampling:", {n: round(e, 3) for n, e in alone.items()})
+    assert off < 0.3
+    assert relative < (0.27 if norm_first else 0.2)  # norms first: see below
 
     def plain(x, grouped, c, centred):
         return torch.zeros_like(c[..., :1]), torch.zeros_like(c)
 
     monkeypatch.setattr(norm, "_spread", plain)
-    naive_off, naive_relative = errors(model, x, draws)
-    assert off < naive_off / 2, (off, naive_off)
+    naive, _, naive_relative = errors(model, x, draws)
+    print(f"linearised norms: mean {naive:.3f}, covariance {naive_relative:.3f}")
+    assert off < naive / 2, (off, naive)
     assert relative < naive_relative + 0.02, (relative, naive_relative)
+
+
+@pytest.mark.xfail(strict=True, reason="dropout of attention weights is skewed, which second moments do not show")
+def test_trained_encoder_with_norms_first():
+    model, x = encoder(True)
+    assert errors(model, x, sampled(True))[2] < 0.2
+
+
+def test_without_dropped_attention_weights_norms_first_are_as_good():
+    """The one noise that is left out of `test_trained_encoder_with_norms_first` is what spoils it."""
+    model, x = encoder(True)
+    silent = {"dropout": {f"encoder.layers.{i}.self_attn": 0.0 for i in range(2)}}
+    draws = favour.compile(model, x, **silent).sample(x, n=3000, generator=torch.Generator().manual_seed(0))
+    off, worst, relative = errors(model, x, draws, **silent)
+    print(f"no dropped attention weights: mean {off:.3f}, worst {worst:.3f}, covariance {relative:.3f}")
+    assert off < 0.15 and relative < 0.15

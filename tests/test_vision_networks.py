@@ -14,15 +14,15 @@ from torch import Tensor, nn
 import favour
 
 SAMPLES = 10_000
-# Largest relative Frobenius error of the covariance. Element-wise dropout right before a maximum is far from Gaussian:
-# the best of a window is there or 0, and then the second best steps in.
+# Largest relative Frobenius error of the covariance; 10,000 samples have one of about 0.02 themselves.
 BOUNDS = {
-    "dropout in the top layers": 0.1,
-    "channel dropout everywhere": 0.12,
-    "channel dropout before max pooling": 0.12,
-    "dropout before max pooling": 0.4,
-    "residual": 0.12,
-    "Gaussian kernels": 0.15,
+    "dropout in the top layers": 0.06,
+    "channel dropout everywhere": 0.1,
+    "channel dropout before max pooling": 0.1,
+    "dropout before max pooling": 0.08,
+    "dropout before and behind max pooling": 0.08,
+    "residual": 0.1,
+    "Gaussian kernels": 0.08,
 }
 
 
@@ -43,7 +43,7 @@ def test_vision_network_against_sampling(name):
     error = relative_error(belief.covariance_matrix, covariance)
     assert error <= BOUNDS[name], f"{error:.3f}"
     off = ((belief.mean - mean) / spread).abs().mean()
-    assert off <= 0.15, f"{off:.3f}"
+    assert off <= 0.1, f"{off:.3f}"
 
 
 @pytest.mark.parametrize("name", ["channel dropout everywhere", "Gaussian kernels"])
@@ -62,7 +62,7 @@ def test_max_pooling_by_probabilities_beats_the_winner():
         price, winner = (
             favour.compile(trained(name), x[:2], method="adjoint", activation=mode)(x) for mode in ("price", "taylor")
         )
-    assert relative_error(price.covariance_matrix, covariance) < 0.7 * relative_error(
+    assert relative_error(price.covariance_matrix, covariance) < 0.2 * relative_error(
         winner.covariance_matrix, covariance
     )
 

@@ -9,7 +9,7 @@ of its input beyond a straight line, and so belongs to the sources before it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,10 +28,18 @@ class Attribution:
     Attributes:
         mean: The prediction, (batch, *event).
         sources: Source name (module path or parameter name) to its share of the variance, (batch, *event) each.
+        covariances: Source name to its term A_s N_s A_sᵀ, (batch, n, n) for n entries; they add up to the covariance.
     """
 
     mean: Tensor
     sources: dict[str, Tensor]
+    covariances: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, mean: Tensor, covariances: dict[str, Tensor]) -> Attribution:
+        """From the sources' covariances."""
+        shares = {k: c.diagonal(dim1=1, dim2=2).reshape(mean.shape) for k, c in covariances.items()}
+        return cls(mean, shares, covariances)
 
     @property
     def variance(self) -> Tensor:

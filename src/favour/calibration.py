@@ -4,7 +4,7 @@
 
     classes        N(μ/T, cΣ/T²)                 c and T minimise the negative log-likelihood of E[softmax(z)]
     numbers        N(μ, cΣ + s²I)                c and s², one per output, minimise that of N(y; μ, cσ² + s²)
-    per source     Σ replaced by DΣD, D_ii² = Σ_s c_s v_si / Σ_s v_si,  v_si the share of source s in the variance
+    per source     Σ replaced by Σ_s c_s Σ_s,  Σ_s = A_s N_s A_sᵀ the term of source s in the reverse sweep's sum
 
 Split-conformal prediction needs no distribution at all. With n held-out scores e_1 … e_n exchangeable with that of a
 new input, P(e ≤ e_(k)) ≥ level for k = ⌈(n + 1) level⌉, e_(k) the k-th smallest; and < level + 1/(n + 1) without ties.
@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from favour import predictive
 from favour.belief import Belief
 from favour.confidence import check_level
-from favour.covariance import Covariance, Dense, DiagonalPlusFactor, check_finite, flatten_event, square_root
+from favour.covariance import Covariance, Dense, check_finite
+from favour.covariance.precision import psd_root
 from favour.errors import InvalidType, InvalidValue, ShapeMismatch
 from favour.metrics import Array
 from favour.predictor import Predictor
@@ -68,10 +69,10 @@ class Calibrated(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Belief:
         """The fitted belief; over an observation, noise included, for a regression."""
         belief = self.predict(*args, **kwargs)
-        covariance = belief.covariance
+        covariance: Covariance = belief.covariance
         if self.source_scales is not None:
-            shares = self.predict.attribute(*args, **kwargs).sources
-            covariance = _stretched(covariance, _factors(shares, self.source_scales))
+            parts = self.predict.attribute(*args, **kwargs).covariances
+            covariance = Dense(_weighted(parts, self.source_scales), covariance.event_shape)
         covariance = covariance.scale(self.scale.to(belief.dtype))
         scaled = Belief(belief.mean, covariance=covariance, validate=False)
         scaled = scaled.scale((1 / self.temperature).to(belief.dtype))
@@ -117,7 +118,8 @@ def calibrate(
         >>> fitted.probabilities(torch.randn(5, 2)).shape
         torch.Size([5, 3])
     """
-    means, deviations, variances, targets, shares = [], [], [], [], []
+    means, deviations, variances, targets = [], [], [], []
+    shares: list[dict[str, Tensor]] = []
     for x, y in _pairs(loader):
         arguments = x if isinstance(x, tuple) else (x,)
         with torch.no_grad():
@@ -128,40 +130,37 @@ def calibrate(
             classes = not y.is_floating_point()
             _check_targets(belief, y, classes)
             wide = belief.to(torch.promote_types(belief.dtype, torch.float32))
-            if classes:
+            if classes and not sources:
                 deviations.append(predictive.node_outputs(wide, _NODES) - wide.mean)
             means.append(wide.mean.double())
             variances.append(wide.variance.double())
             targets.append(y)
             if sources:
-                shares.append(predict.attribute(*arguments).sources)
+                found = predict.attribute(*arguments)
+                shares.append(found.covariances if classes else found.sources)
     if not targets:
         raise InvalidValue("`loader` gave no data; held-out inputs and targets are required.")
     if len({t.is_floating_point() for t in targets}) > 1:
         raise InvalidType("`loader` gave classes in some batches and numbers in others.")
     mean, variance, y = torch.cat(means), torch.cat(variances), torch.cat(targets)
     joined = {name: torch.cat([s[name] for s in shares]).double() for name in shares[0]} if sources else {}
-    names = [name for name, share in joined.items() if share.any()]
-    parts = torch.stack([joined[name] for name in names]) if names else variance.new_zeros(0, *variance.shape)
-    total = parts.sum(0)
-    whole = torch.where(total > 0, total, 1)
+    names = [name for name, part in joined.items() if part.any()]
+    sources = bool(names)
+    parts = torch.stack([joined[name] for name in names]) if sources else variance.new_zeros(0)
 
-    def stretch(logs: Tensor) -> Tensor | float:
-        """D² of the module's docstring."""
-        if not names:
-            return 1.0
-        scaled = (parts * logs.exp().reshape(-1, *[1] * variance.dim())).sum(0)
-        return torch.where(total > 0, scaled / whole, 1)
+    def whole(logs: Tensor) -> Tensor:
+        """Σ_s c_s Σ_s, or of its diagonal."""
+        return torch.tensordot(logs.exp(), parts, 1)
 
     zero = variance.new_zeros(())
     start: list[Tensor]
     if classes:
-        deviation = torch.cat(deviations, 1)
+        nodes = predictive.normal_nodes(_NODES, mean.shape[1]).to(mean)
+        fixed = None if sources else torch.cat(deviations, 1)
 
         def loss(p: Sequence[Tensor]) -> Tensor:
-            d2 = stretch(p[2])
-            root = d2.sqrt() if isinstance(d2, Tensor) else 1.0
-            z = (mean + deviation * (torch.exp(0.5 * p[0]) * root)) * torch.exp(-p[1])
+            deviation = torch.einsum("bij,nj->nbi", psd_root(whole(p[2])), nodes) if fixed is None else fixed
+            z = (mean + deviation * torch.exp(0.5 * p[0])) * torch.exp(-p[1])
             chosen = z.log_softmax(-1).gather(-1, y.long().expand(len(z), -1).unsqueeze(-1)).squeeze(-1)
             return -(torch.logsumexp(chosen, 0) - math.log(len(z))).mean()
 
@@ -173,7 +172,7 @@ def calibrate(
         level = squared.mean(0).clamp(min=1e-12).log()
 
         def loss(p: Sequence[Tensor]) -> Tensor:
-            v = variance * stretch(p[2]) * p[0].exp() + p[1].exp()
+            v = (whole(p[2]) if sources else variance) * p[0].exp() + p[1].exp()
             return 0.5 * (v.log() + squared / v + math.log(2 * math.pi)).flatten(1).sum(1).mean()
 
         start = [zero.clone(), level - 2, variance.new_zeros(len(names))]
@@ -248,19 +247,13 @@ def _check_targets(belief: Belief, y: Tensor, classes: bool) -> None:
         check_finite("targets", y)
 
 
-def _factors(shares: dict[str, Tensor], scales: dict[str, float]) -> Tensor:
-    total = torch.stack(list(shares.values())).sum(0)
-    scaled = torch.stack([share * scales.get(name, 1.0) for name, share in shares.items()]).sum(0)
-    return torch.where(total > 0, scaled / torch.where(total > 0, total, 1), 1)
-
-
-def _stretched(covariance: Covariance, factors: Tensor) -> Covariance:
-    """DΣD with D² = diag(factors)."""
-    root = square_root(factors)
-    if isinstance(covariance, DiagonalPlusFactor):
-        return DiagonalPlusFactor(covariance.diag * factors, covariance.factor * root)
-    flat = flatten_event(root, 1)
-    return Dense(covariance.dense() * flat.unsqueeze(-1) * flat.unsqueeze(-2), covariance.event_shape)
+def _weighted(parts: dict[str, Tensor], scales: dict[str, float]) -> Tensor:
+    """Σ_s c_s Σ_s, (B, n, n)."""
+    (first, *rest) = parts
+    total = parts[first] * scales.get(first, 1.0)
+    for name in rest:
+        total = total + parts[name] * scales.get(name, 1.0)
+    return total
 
 
 # ---- conformal prediction

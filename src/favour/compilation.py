@@ -7,11 +7,13 @@ from typing import Any
 
 from torch import nn
 
+from favour.dynamic import Dynamic
 from favour.graph import capture
 from favour.methods.settings import Settings
 from favour.plan import configure, truncate
 from favour.posterior import Posterior
 from favour.predictor import Predictor
+from favour.progress import Progress
 from favour.tensors import matched
 
 
@@ -32,6 +34,7 @@ def compile(
     start: Any = None,
     seed: int = 0,
     memory: int | None = None,
+    dynamic: Dynamic = None,
 ) -> Predictor:
     """Turn a trained network into a predictor of means and covariances.
 
@@ -52,9 +55,14 @@ def compile(
         start: Of Algorithm 1: None (warm), `"random"`, or a mapping from module name to columns.
         seed: Of random starts.
         memory: Budget in bytes for the sweeps and for sampling.
+        dynamic: Sizes besides the batch that may change, such as a sequence length or a resolution: True for all
+            that the model does not fix, dimensions of every input such as `1` or `(2, 3)`, or a mapping from the
+            name of an argument to those. `auto` chooses by the sizes of the example.
 
     Returns:
         A `Predictor`; call it like the model.
+
+    On a terminal a line on the error stream says what goes on once this takes over two seconds.
 
     Example:
         >>> import torch
@@ -66,12 +74,16 @@ def compile(
     """
     settings = Settings(method, rank, iterations, activation, weight_rank, directions, precision, start, seed, memory)
     settings.validate()
-    graph = configure(capture(model, example), dropout)
-    if at is not None:
-        graph = truncate(graph, at)
-    given = Posterior.wrap(posterior)
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    given.validate(tensors)
-    predictor = Predictor(graph, settings, matched(given, tensors), model)
-    predictor.rehearse(example)
+    with Progress(f"compiling {type(model).__name__}") as progress:
+        progress.stage("capturing")
+        graph = configure(capture(model, example, dynamic=dynamic), dropout)
+        if at is not None:
+            graph = truncate(graph, at)
+        given = Posterior.wrap(posterior)
+        named = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+        tensors = {name: tensor for group in named for name, tensor in group}
+        given.validate(tensors)
+        predictor = Predictor(graph, settings, matched(given, tensors), model)
+        progress.stage("first pass")
+        predictor.rehearse(example)
     return predictor

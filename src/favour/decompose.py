@@ -12,7 +12,7 @@ unfolds it afterwards. Uncertain tensors keep the batch in front, so such stretc
 x.view(−1, n) becomes x, row-wise operations act on x as it is, and a later view of the result is the same view of the
 unfolded tensor, since both hold the same numbers in the same order.
 
-A bag of embeddings becomes a lookup and a sum.
+A bag of embeddings becomes a lookup and a sum, and a product with a transposed parameter a linear layer.
 
 Several inputs of one batch may come out of the capture with a symbol each for its size. They get one name.
 """
@@ -22,66 +22,29 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Collection
-from typing import Any
 
 import torch
 
+from favour.composites import expand_composite
+from favour.drawn import draw_parameters
 from favour.node import Graph, Node, nodes_in, replace_nodes
+from favour.rewriting import Builder, Shape, rewrite
 from favour.rules.registry import RULES
 
 aten = torch.ops.aten
-
-Shape = tuple[int | str, ...]
 
 
 def decompose(graph: Graph) -> None:
     """Rewrite `graph` in place."""
     _one_batch(graph)
-    _rewrite(graph, _expand_attention)
-    _rewrite(graph, _expand_bag)
+    rewrite(graph, expand_composite)
+    rewrite(graph, _expand_attention)
+    rewrite(graph, _expand_bag)
+    rewrite(graph, _as_linear)
     unfolding = _Unfolding(graph)
-    _rewrite(graph, unfolding)
+    rewrite(graph, unfolding)
     unfolding.finish(graph)
     graph.prune()
-
-
-class Builder:
-    """New nodes in place of one: unique names, its module path and source line."""
-
-    def __init__(self, like: Node) -> None:
-        self.like = like
-        self.dtype = like.dtype
-        self.nodes: list[Node] = []
-
-    def call(self, target: Any, *args: Any, shape: Shape | None, dtype: Any = None, **kwargs: Any) -> Node:
-        like = self.like
-        name = f"{like.name}_{len(self.nodes)}"
-        dtype = dtype or (None if shape is None else self.dtype)
-        node = Node(name, "call", target, args, kwargs, shape, dtype, like.module, like.where)
-        self.nodes.append(node)
-        return node
-
-
-def _rewrite(graph: Graph, expand: Callable[[Node, Builder], Node | None]) -> None:
-    """Replace each call for which `expand` gives another node that has its value."""
-    replaced: dict[Node, Node] = {}
-
-    def now(node: Node) -> Node:
-        return replaced.get(node, node)
-
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        node.args, node.kwargs = replace_nodes(node.args, now), replace_nodes(node.kwargs, now)
-        if node.kind == "call":
-            builder = Builder(node)
-            result = expand(node, builder)
-            if result is not None:
-                nodes += builder.nodes
-                replaced[node] = result
-                continue
-        nodes.append(node)
-    graph.nodes = nodes
-    graph.outputs = replace_nodes(graph.outputs, now)
 
 
 def _one_batch(graph: Graph) -> None:
@@ -186,6 +149,25 @@ def _expand_bag(node: Node, new: Builder) -> Node | None:
     return new.call(reduce, rows, [1], shape=node.shape)
 
 
+_TURNS = {aten.numpy_T.default, aten.t.default, aten.mT.default, aten.transpose.int, aten.permute.default}
+
+
+def _as_linear(node: Node, new: Builder) -> Node | None:
+    """x Wᵀ for a parameter W, an output layer tied with an embedding say, is a linear layer."""
+    if node.target not in (aten.matmul.default, aten.mm.default) or node.shape is None:
+        return None
+    x, turned = node.args
+    if turned.kind != "call" or turned.target not in _TURNS or len(x.shape or ()) < 2:
+        return None
+    weight = turned.args[0]
+    if weight.kind != "parameter" or len(weight.shape) != 2 or turned.shape != weight.shape[::-1]:
+        return None
+    axes = turned.args[1] if turned.target is aten.permute.default else turned.args[1:]
+    if (axes and len({a % 2 for a in axes}) != 2) or (turned.target is aten.permute.default and axes[0] % 2 == 0):
+        return None
+    return new.call(aten.linear.default, x, weight, shape=node.shape)
+
+
 _KEEP_SHAPE = {
     aten.to.dtype,
     aten.to.dtype_layout,
@@ -199,7 +181,11 @@ _KEEP_SHAPE = {
 
 
 def with_batch(graph: Graph, uncertain: Collection[Node]) -> None:
-    """Give lookups in an uncertain table the batch in front: indices (1, T) or (T,) are repeated for every input."""
+    """Give lookups in an uncertain table the batch in front: indices (1, T) or (T,) are repeated for every input.
+
+    Parameters that are read as plain tensors get it too, see `favour.drawn`.
+    """
+    draw_parameters(graph, uncertain)
     first = next((n for n in graph.inputs if n is not None and n.shape), None)
     if first is None or first.shape is None:
         return
@@ -229,7 +215,7 @@ def with_batch(graph: Graph, uncertain: Collection[Node]) -> None:
         widened.add(result)
         return result
 
-    _rewrite(graph, expand)
+    rewrite(graph, expand)
 
 
 # ------------------------------------------------------- batch folded into rows

@@ -25,10 +25,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from favour.decompose import decompose
-from favour.errors import CaptureError, InvalidType, InvalidValue, UnsupportedOperation
+from favour.dynamic import Dynamic, free_sizes, input_names
+from favour.errors import CaptureError, FavourError, InvalidType, InvalidValue, UnsupportedOperation
 from favour.inplace import functionalise
 from favour.multihead import put_batch_first
 from favour.node import DROPOUTS, Graph, Node, draws_numbers, nodes_in, replace_nodes
+from favour.recurrent import check_recurrent, unroll
 
 __all__ = [
     "DROPOUTS",
@@ -90,13 +92,32 @@ def _widen(leaf: Any, batch: int | None) -> Any:
     return leaf
 
 
-def capture(model: nn.Module, example: Any, *, dynamic: Any = None) -> Graph:
+def _spell_out_keywords(model: nn.Module, kwargs: Mapping[str, Any]) -> inspect.Signature:
+    """The signature of `forward`, with what `**kwargs` would gather by name: torch.export mistakes it otherwise."""
+    signature = inspect.signature(model.forward)
+    kinds = [p.kind for p in signature.parameters.values()]
+    extra = [name for name in kwargs if name not in signature.parameters]
+    if inspect.Parameter.VAR_KEYWORD not in kinds or not extra:
+        return signature
+    forward = model.forward
+
+    def explicit(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    parameters += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in extra]
+    explicit.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    model.forward = explicit
+    return inspect.signature(model.forward)
+
+
+def capture(model: nn.Module, example: Any, *, dynamic: Dynamic = None) -> Graph:
     """Capture `model` with `torch.export`.
 
     Args:
         model: Any module that `torch.export` can take. It is not modified.
         example: A tensor, a tuple of positional arguments or a dict of keyword arguments.
-        dynamic: For each tensor leaf of the example (in order) a set of further dimensions that may change.
+        dynamic: Sizes besides the batch that may change; see `favour.dynamic`.
 
     Raises:
         CaptureError: The model cannot be exported; says which line and what to do.
@@ -112,30 +133,29 @@ def capture(model: nn.Module, example: Any, *, dynamic: Any = None) -> Graph:
     leaves = [_widen(leaf, batch) for leaf in leaves]
     args, kwargs = pytree.tree_unflatten(leaves, in_spec)
 
-    dim = torch.export.Dim.DYNAMIC
-    wide = tensors[0].shape[0] if batch >= 2 else 2
-    extra = list(dynamic) if dynamic is not None else []
-    shapes: list[dict[int, Any] | None] = []
-    for i, leaf in enumerate(leaves):
-        if not isinstance(leaf, Tensor):
-            shapes.append(None)
-            continue
-        spec = {0: dim} if leaf.ndim and leaf.shape[0] == wide else {}
-        spec |= {d: dim for d in (extra[i] if i < len(extra) and extra[i] else ())}
-        shapes.append(spec)
-    arg_shapes, kwarg_shapes = pytree.tree_unflatten(shapes, in_spec)
-
     clone = _copy_structure(model)
     _set_capture_flags(clone)
     put_batch_first(clone)
+    check_recurrent(clone)
+    signature = _spell_out_keywords(clone, kwargs)
     try:
-        named_shapes = inspect.signature(clone.forward).bind(*arg_shapes, **kwarg_shapes).arguments
+        names = input_names(signature, in_spec)
     except TypeError as error:
         raise InvalidType(
             f"`example` holds {len(args)} positional and {len(kwargs)} keyword arguments "
             f"({', '.join(kwargs) or 'none'}), which do not fit the model's "
-            f"forward{inspect.signature(clone.forward)}: {error}."
+            f"forward{signature}: {error}."
         ) from error
+    wide = max(batch, 2)
+    free = free_sizes(dynamic, names, leaves)
+    shapes: list[dict[int, Any] | None] = [
+        ({0: torch.export.Dim.DYNAMIC} if leaf.ndim and leaf.shape[0] == wide else {}) | extra
+        if isinstance(leaf, Tensor)
+        else None
+        for leaf, extra in zip(leaves, free, strict=True)
+    ]
+    arg_shapes, kwarg_shapes = pytree.tree_unflatten(shapes, in_spec)
+    named_shapes = signature.bind(*arg_shapes, **kwarg_shapes).arguments
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
@@ -146,16 +166,19 @@ def capture(model: nn.Module, example: Any, *, dynamic: Any = None) -> Graph:
                 dynamic_shapes=dict(named_shapes),
                 strict=False,
             )
+    except FavourError:
+        raise
     except Exception as error:
-        raise CaptureError(_explain(error)) from error
+        raise CaptureError(_explain(error, dynamic)) from error
     graph, views = _from_exported(exported, leaves, in_spec)
     functionalise(graph, views)
     _freeze_norms(graph)
     decompose(graph)
+    unroll(graph)
     return graph
 
 
-def _explain(error: Exception) -> str:
+def _explain(error: Exception, dynamic: Dynamic = None) -> str:
     """What torch.export said, the user's line it happened on, and what can be done."""
     text = str(error).strip()
     frames = []
@@ -167,6 +190,14 @@ def _explain(error: Exception) -> str:
         traceback = traceback.tb_next
     quoted = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
     frames += [f"{f}:{line} in {n}" for f, line, n in quoted if _users(f)]
+    fixed = [(n, int(d)) for n, d in re.findall(r"L\['(\w+)'\]\S*?\.size\(\)\[(\d+)\]", text) if d != "0"]
+    if dynamic is not None and fixed:
+        which = ", ".join(f"dimension {d} of `{n}`" for n, d in dict.fromkeys(fixed))
+        return (
+            f"torch.export cannot let {which} change, as `dynamic={dynamic!r}` asks: the model's code fixes it to the "
+            "size in the example (a layer with that many features, a literal size, a branch on it). Leave it out, or "
+            f"use `dynamic=True` to free whatever the model lets vary. It said: {text}"
+        )
     where = frames[-1] if frames else "an unknown line"
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     hint = (
@@ -179,7 +210,9 @@ def _explain(error: Exception) -> str:
 
 def _describe(value: Any) -> tuple[tuple[int | str, ...] | None, torch.dtype | None]:
     if isinstance(value, Tensor):
-        return tuple(s if isinstance(s, int) else str(s) for s in value.shape), value.dtype
+        # A size that the code turned out to fix prints as a number.
+        sizes: list[Any] = [s if isinstance(s, int) else str(s) for s in value.shape]
+        return tuple(int(s) if str(s).isdecimal() else s for s in sizes), value.dtype
     return None, None
 
 

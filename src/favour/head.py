@@ -1,93 +1,119 @@
 """Class probabilities from draws of the last layers only, the belief propagated up to them.
 
-Strong dropout skews the logits, which a Gaussian cannot say. But what comes before the last nonlinearity, a, is a sum
-of many terms and close to Gaussian, and the rest of the network, the *head*, is small:
+Strong dropout skews the logits, which a Gaussian cannot say. But the last layers, the *head*, are small, and what the
+reverse sweep knows, the mean μ and covariance Σ of the logits, need not be sampled. With n = A·M draws k = (a, m),
 
-    a_k = μ_a + S x_k,  k = 1 … N          belief at the cut, rank 2, at fixed nodes x_k
-    d_k = head(a_k, mask_k)                 each unit is dropped in exactly pN of the N masks
-    z_k = μ + L L_d⁻¹ (d_k − d̄)             LLᵀ = Σ the belief over the logits, L_d L_dᵀ the covariance of d
-    p   = 1/N Σ_k softmax(z_k)
+    x_a = head up to its last dropout or random layer, A times          masks and normal nodes are fixed tables
+    d_k = W (mask_k ∘ x_a)                                              M times for each a: W is masked, not x
+    z_k = μ + L L_d⁻¹ (d_k − d̄)                                         LLᵀ = Σ, L_d L_dᵀ the covariance of d
+    p   = 1/n Σ_k softmax(z_k)
 
-The third line gives the draws the mean and covariance that the reverse sweep finds, so only their shape, skewness and
-more, comes from sampling: a cheap belief at the cut will do, and most of the sampling noise is gone. Nodes and masks
-are fixed and the same for every input: the result is a deterministic function of the input.
+The third line gives the draws the mean and covariance of the belief, so only their shape, skewness and more, comes
+from sampling, and most of the sampling noise is gone. Every unit is dropped in the same number of masks, and tables
+are shared by all inputs: the result is a deterministic function of the input, draws are products of matrices, and no
+random number is made when predicting. A last layer with mean-field weights adds √(S²x² + s²)·ε for S² and s² the
+variances of weights and biases, which is the exact law of its output given x, one input at a time.
 
-The cut is the last linear layer or convolution whose result is uncertain, through which everything uncertain passes,
-and after which dropout is all that is drawn.
+The head begins as early as its cost allows, at most that of a forward pass: before the first draw if possible, else
+behind a node that everything uncertain passes, where the forward sweep's belief is drawn from as a Gaussian: with
+independent entries, or with the correlations that `rank` keeps.
+Cost is counted: multiplications, and `_ENTRY` of them for each entry that an operation writes.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from favour import predictive
 from favour.belief import Belief
+from favour.covariance import square_root
 from favour.covariance.precision import psd_root
 from favour.errors import UnsupportedOperation
 from favour.methods.choice import _work
-from favour.methods.settings import Settings
+from favour.methods.engine import infer
 from favour.node import DROPOUTS, Graph, Node, replace_nodes
 from favour.plan import mark_uncertain
-from favour.predictive import NODES, normal_nodes
+from favour.posterior.gaussians import Diagonal
+from favour.predictive import mirrored_normals
+from favour.tensors import check_inputs
+from favour.value import Value
 
 if TYPE_CHECKING:
     from favour.predictor import Predictor
 
 aten = torch.ops.aten
 
-_LINEAR = {aten.linear.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.addmm.default}
-_ELEMENTWISE_DROPOUT = {aten.dropout.default, torch.ops.favour.dropout.default}
-_RANK = 2
-STRONG = 0.3  # the dropout rate up to which a Gaussian over the logits is as good (measured at .1, .25 and .5)
-_HELD = (2**24, 2**18)  # numbers in one layer of the draws at once: what keeps a GPU busy, what fits a CPU's cache
+DRAWS = 256  # n
+BUDGETS = (1.0, 32.0)  # forward passes: by default, and where the user asks for the head and that is not enough
+OUTER = (32, 16, 8)  # A, the first that can be afforded; measured on LeNet at 50% dropout, see benchmarks/decisions.py
+_ENTRY = 16
+_CONVOLUTION = 2  # its multiplications take this many times as long as those of a matrix product (measured on LeNet)
+_PASSES = 3  # over the logits of all draws: to gather, to match and to exponentiate them
+_HELD = (2**24, 2**20)  # numbers in one layer of the draws at once: what keeps a GPU busy, what fits a CPU's cache
+_CONVOLUTIONS = {aten.conv1d.default, aten.conv2d.default, aten.conv2d.padding, aten.conv3d.default}
+_CHANNELS = {aten.feature_dropout.default}
+_KNOWN = {aten.dropout.default, torch.ops.favour.dropout.default, *_CHANNELS}
 
 
 @dataclass(eq=False)
 class Head:
-    """Where to cut, what to run on draws, and what that needs.
+    """Where to cut, what to run on draws, and how many.
 
     Attributes:
         graph: The graph this was found in.
-        cut: The last uncertain tensor that is propagated; None if the first dropout is already the last.
-        before: Calls that no draw touches, needed by the tail.
-        tail: Calls to run on every draw.
-        trunk: Predicts the belief at the cut.
-        width: Numbers per input at the cut.
-        worthwhile: Whether some dropout is strong, and N draws take at most as many multiplications as a forward pass.
+        cut: The node whose belief is drawn from; None if the head begins before the first draw.
+        reads: Results that no draw touches and the tail reads.
+        tail: Calls to run on draws, but for folded dropouts and `last`.
+        last: The linear layer that ends the network, if its draws can be folded into its weights.
+        folded: Dropouts by the linear layer that alone reads them.
+        normals: Entries drawn from a normal by node, `cut` and layers with random weights, `last` apart.
+        outer, inner: A and M.
+        width: Most numbers per input and draw held at once.
+        cost: In forward passes.
     """
 
     graph: Graph
     cut: Node | None
-    before: list[Node]
+    reads: list[Node]
     tail: list[Node]
-    trunk: Predictor | None
+    last: Node | None
+    folded: dict[Node, Node]
+    normals: dict[Node, int]
+    outer: int
+    inner: int
     width: int
-    worthwhile: bool
+    cost: float
 
-
-_heads: weakref.WeakKeyDictionary[Predictor, Head | None] = weakref.WeakKeyDictionary()
+    @property
+    def worthwhile(self) -> bool:
+        """Whether draws take at most as long as a forward pass."""
+        return self.cost <= BUDGETS[0]
 
 
 def find_head(predict: Predictor) -> Head | None:
-    """The head of a predictor's network, None if it has none; found once for each predictor."""
-    head = _heads.get(predict)
-    if predict not in _heads or (head is not None and head.graph is not predict.graph):
-        _heads[predict] = head = _find(predict)
-    return head
+    """The head of a predictor's network, None if it has none; found once for each graph."""
+    known = predict._head
+    if known is None or known[0] is not predict.graph:
+        if torch.compiler.is_compiling():
+            return None
+        predict._head = known = (predict.graph, _find(predict))
+    return known[1]
 
 
 def _find(predict: Predictor) -> Head | None:
-    graph, names = predict.graph, predict.posterior().names
-    uncertain = mark_uncertain(graph, (), {graph.aliases.get(n, n) for n in names})
+    graph, posterior = predict.graph, predict.posterior()
+    random = {graph.aliases.get(n, n) for n in posterior.names}
+    uncertain = mark_uncertain(graph, (), random)
     late = set(uncertain)
     for node in graph.nodes:  # whatever reads an uncertain tensor, be it its shape only
         if node.kind == "call" and any(s in late for s in node.inputs):
@@ -95,31 +121,61 @@ def _find(predict: Predictor) -> Head | None:
     (output, *others) = graph.outputs
     if others or not isinstance(output, Node) or output not in uncertain or len(output.shape or ()) != 2:
         return None
+    if not _fixed(output):
+        return None
+    planned = predict._plan(frozenset(), posterior)
+    known = {step.node.name for step in planned.steps} | {n.name for n in planned.leaves}
     needed = _ancestors(output)
     order = [n for n in graph.nodes if n in needed]
-    cuts: list[Node | None] = [n for n in order if n in uncertain and n.target in _LINEAR and n is not output]
-    for cut in (*reversed(cuts), *([] if cuts else [None])):
+    users = graph.users()
+    forward = sum(_cost(n) for n in order if n.kind == "call")
+    found: list[Head] = []
+    cuts: list[Node | None] = [n for n in order if n.kind == "call" and n in uncertain and _fixed(n)]
+    for cut in (None, *cuts):
+        if cut is output or (cut is not None and cut.name not in known):
+            continue
         start = 0 if cut is None else order.index(cut) + 1
         tail = [n for n in order[start:] if n in late and n.kind == "call"]
-        known = {cut, *tail}
+        inside = {cut, *tail}
+        weights = {s for n in tail for s in n.inputs if s in late and s.kind in ("parameter", "buffer")}
+        if any(s in late and s not in inside and s not in weights for n in tail for s in n.inputs):
+            continue
         drawn = [n for n in tail if n.target in DROPOUTS]
-        if any(s in late and s not in known for n in tail for s in n.inputs):  # something else crosses the cut
+        if not all(n.target in _KNOWN and _fixed(n) for n in drawn) or not (drawn or weights):
             continue
-        if not drawn:
+        layers = [n for n in tail if any(s in weights for s in n.inputs)]
+        if not all(_mean_field(n, weights, posterior, users) for n in layers):
             continue
-        if not all(n.target in _ELEMENTWISE_DROPOUT and _fixed(n) for n in drawn):
-            return None
-        if cut is not None and not _fixed(cut):
-            return None
-        reads = {a for n in tail for a in _ancestors(n)} - late
-        before = [n for n in order if n.kind == "call" and n in reads]
-        width = math.prod(int(s) for s in ((cut or drawn[0]).shape or ())[1:])
-        work = NODES * (sum(_work(n) for n in tail) + (_RANK + 2) * width)
-        trunk = None if cut is None else _trunk(predict, cut)
-        strong = any(isinstance(n.args[1], int | float) and n.args[1] > STRONG for n in drawn)
-        worthwhile = strong and work <= sum(_work(n) for n in order)
-        return Head(graph, cut, before, tail, trunk, width, worthwhile)
-    return None
+        reads = [s for s in {s for n in tail for s in n.inputs} if s not in late and s.kind == "call"]
+        if any(n.name not in known for n in reads):
+            continue
+        folded = {user: d for d in drawn for user in users[d] if _foldable(d, user, users)}
+        last = output if output.target is aten.linear.default and (output in folded or output in layers) else None
+        silent = {*folded.values(), *([] if last is None else [last])}
+        run = [n for n in tail if n not in silent]
+        normals = {n: _size(n) for n in ([] if cut is None else [cut]) + [n for n in layers if n is not last]}
+        width = max(_size(n) for n in [*run, output] if n.shape is not None)
+        for outer in OUTER if last is not None else (DRAWS, DRAWS // 2, *OUTER):
+            inner = 1 if last is None else DRAWS // outer
+            once = sum(_cost(n) for n in run) + 2 * _ENTRY * sum(normals.values())
+            classes = _size(output)
+            each = 0 if last is None else _work(last) * (2 if last in layers else 1)
+            each += _PASSES * _ENTRY * classes + 2 * classes**2
+            cost = outer * (once + inner * each) / max(1, forward)
+            found.append(Head(graph, cut, reads, run, last, folded, normals, outer, inner, width, cost))
+    affordable = (head for budget in BUDGETS for head in found if head.cost <= budget)
+    return next(affordable, min(found, key=lambda head: head.cost, default=None))
+
+
+def _cost(node: Node) -> float:
+    """Of one call and input, in multiplications."""
+    if node.shape is None or getattr(node.target, "is_view", False):
+        return 0
+    return _work(node) * (_CONVOLUTION if node.target in _CONVOLUTIONS else 1) + _ENTRY * _size(node)
+
+
+def _size(node: Node) -> int:
+    return math.prod(s for s in (node.shape or ())[1:] if isinstance(s, int))
 
 
 def _ancestors(node: Node) -> set[Node]:
@@ -137,114 +193,275 @@ def _fixed(node: Node) -> bool:
     return node.shape is not None and len(node.shape) > 1 and all(isinstance(s, int) for s in node.shape[1:])
 
 
-def _trunk(predict: Predictor, cut: Node) -> Predictor:
-    """A predictor of the cut, still without tensors."""
-    g = predict.graph
-    spec = pytree.tree_structure(0)
-    graph = Graph(g.nodes, g.inputs, [cut], g.in_spec, spec, g.fixed, g.constants, g.aliases)
-    graph.prune()
-    settings = Settings("dplr", _RANK, 0, predict.settings.activation, memory=predict.settings.memory)
-    return type(predict)(graph, settings, predict.given, None)
+def _foldable(dropout: Node, user: Node, users: Mapping[Node, list[Node]]) -> bool:
+    """W(mask ∘ x) = (W ∘ mask)x where one linear layer and nobody else reads what was dropped, one row per input."""
+    return (
+        user.target is aten.linear.default
+        and len(users[dropout]) == 1
+        and user.args[0] is dropout
+        and len(dropout.shape or ()) == 2
+    )
 
 
-def _follow(trunk: Predictor, predict: Predictor) -> None:
-    """Share what the whole predictor holds now; it may have moved to another device since."""
-    trunk.given, trunk.store, trunk._linked = predict.given, predict.store, predict._linked
-    trunk._owners, trunk._spreads = predict._owners, predict._spreads
+def _mean_field(node: Node, weights: set[Node], posterior: Any, users: Mapping[Node, list[Node]]) -> bool:
+    """Whether the outputs are independent given the input: a linear layer, independent weights of its own."""
+    if node.target is not aten.linear.default or len(node.shape or ()) != 2:
+        return False
+    own = [s for s in node.inputs if s in weights]
+    return all(
+        isinstance(posterior.gaussian(str(s.target)), Diagonal)
+        and str(s.target) not in posterior.latents
+        and len(users[s]) == 1
+        and s in node.args[1:]
+        for s in own
+    )
 
 
-def head_outputs(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], belief: Belief, n: int = NODES) -> Tensor:
-    """Draws of the logits, (n, B, C), with the mean and covariance of `belief`, the predictor's own.
+# ---- tables
+
+
+@functools.cache
+def _shuffled(n: int, size: int, seed: int) -> npt.NDArray:
+    """A permutation of 0 … n − 1 in each column, and in the last row uniform numbers, (n + 1, size)."""
+    random = np.random.Generator(np.random.PCG64(seed + 1))
+    ranks = random.permuted(np.broadcast_to(np.arange(n, dtype=np.float32)[:, None], (n, size)), axis=0)
+    return np.concatenate([ranks, random.random((1, size), dtype=np.float32)])
+
+
+# A constant in compiled code, and in exported code as it is made outside torch; in one piece, since the compiler
+# takes two constants from one function for the same.
+@torch.compiler.assume_constant_result
+def _tables(ranks: tuple[tuple[int, int], ...], normals: tuple[tuple[int, int], ...]) -> Tensor:
+    """All tables, one after the other: `_shuffled`, its seeds 0, 1, …, and `normal_nodes`, for the sizes given."""
+    parts = [_shuffled(n, size, seed).ravel() for seed, (n, size) in enumerate(ranks)]
+    parts += [mirrored_normals(n, size).astype(np.float32).ravel() for n, size in normals]
+    return torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *parts]))
+
+
+def _masks(node: Node, p: Any, table: Tensor, dtype: torch.dtype) -> Tensor:
+    """Scaled masks (n, *event) from a table (n + 1, size): every unit is dropped ⌊pn + u⌋ times; each has mean one."""
+    n = table.shape[0] - 1
+    event = _mask_event(node)
+    table = table.reshape(n + 1, *event)
+    rate = p.to(table) if isinstance(p, Tensor) else float(p)
+    dropped = torch.floor(rate * n + table[n]).clamp(max=n - 1)
+    return ((table[:n] >= dropped) * (n / (n - dropped))).to(dtype)
+
+
+def _mask_event(node: Node) -> tuple[int, ...]:
+    event = tuple(int(s) for s in (node.shape or ())[1:])
+    return (event[0], *[1] * (len(event) - 1)) if node.target in _CHANNELS else event
+
+
+# ---- drawing
+
+
+def draws(predict: Predictor, *args: Any, **kwargs: Any) -> Tensor:
+    """Draws of the logits, (n, B, C), with the mean and covariance of the predictor's belief.
+
+    `favour.scores` takes them like samples: `jsd(draws(predict, x))` keeps what a Gaussian loses.
 
     Raises:
         UnsupportedOperation: The network has no head, as the module's docstring defines it.
+
+    Example:
+        >>> import favour
+        >>> model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
+        >>> draws(favour.compile(model, torch.randn(2, 4)), torch.randn(5, 4)).shape
+        torch.Size([256, 5, 3])
     """
+    return torch.cat([z.permute(2, 0, 1) for z in _drawn(predict, args, kwargs)], 1)
+
+
+def _drawn(predict: Predictor, args: tuple, kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Draws (B, C, n), by slices of the batch."""
     head = find_head(predict)
     if head is None:
         raise UnsupportedOperation(
-            "this network has no last layers to sample apart from the rest: they need a linear layer or convolution "
-            "that everything uncertain passes, then element-wise dropout and no random weights. Use estimator='nodes'."
+            "this network has no last layers to sample apart from the rest: they need one output (B, C), and dropout "
+            "(element-wise or by channel) or a linear layer with mean-field weights that everything uncertain passes. "
+            "Use estimator='nodes'."
         )
-    values, _ = predict._values(predict._leaves(args, kwargs), predict.posterior())
-    env: dict[Node, Any] = {node: values[node.name] for node in head.graph.nodes if node.kind != "call"}
-    for node in head.before:
-        env[node] = node.target(
-            *replace_nodes(node.args, env.__getitem__), **replace_nodes(node.kwargs, env.__getitem__)
-        )
-    dropouts = [node for node in head.tail if node.target in DROPOUTS]
-    masks = [_masks(node, env, n, seed).to(belief.mean) for seed, node in enumerate(dropouts)]
-    at_cut: Belief | None = None
-    if head.trunk is not None:
-        _follow(head.trunk, predict)
-        at_cut = head.trunk(*args, **kwargs)
-        nodes = normal_nodes(n, at_cut.covariance.noise_size).to(at_cut.mean)
-    output = head.graph.outputs[0]
+    leaves = predict._leaves(args, kwargs)
+    if not torch.compiler.is_compiling():
+        predict.refresh()
+        check_inputs(predict.graph, leaves)
+    posterior = predict.posterior()
+    results = []
+    for part in predict._slices(leaves, posterior):
+        kept: dict[str, Any] = {n.name: None for n in [*head.reads, *([] if head.cut is None else [head.cut])]}
+        plan, bound, sources = predict._bound(part, posterior)
+        choice = predict._choices[frozenset(name for name, _ in sources)]
+        (belief,) = infer(plan, bound, predict.settings, choice, predict._context(), sources, predict._starts, kept)
+        values, _ = predict._values(part, posterior)
+        env = {node: values[node.name] for node in head.graph.nodes if node.kind != "call"}
+        env |= {node: kept[node.name] for node in head.reads}
+        variances: dict[Node, Tensor] = {}
+        for layer in (*head.normals, *([] if head.last is None else [head.last])):
+            for node in layer.inputs:
+                gaussian = posterior.gaussian(str(node.target)) if node.kind in ("parameter", "buffer") else None
+                if gaussian is not None:
+                    variances[node] = gaussian.variance()
+        at_cut = None if head.cut is None else kept[head.cut.name]
+        results.append(_matched(_tail(head, env, variances, at_cut, belief), belief))
+    return results
 
-    def once(drawn: Tensor | None, drawn_masks: list[Tensor]) -> Tensor:
+
+def _tail(
+    head: Head, env: dict[Node, Any], variances: Mapping[Node, Tensor], at_cut: Value | None, belief: Belief
+) -> Tensor:
+    """Draws d_k of the logits, (B, C, n), up to the bias of the last layer."""
+    like, outer, inner = belief.mean, head.outer, head.inner
+    graph, last = head.graph, head.last
+    dropouts = [n for n in (*head.tail, *head.folded.values()) if n.target in DROPOUTS]
+    ending = None if last is None else head.folded.get(last)
+    random_last = last is not None and any(s in variances for s in last.inputs)
+    rank = 0 if at_cut is None or at_cut.factor is None else at_cut.factor.shape[0]
+    counts = [outer * inner if node is ending else outer for node in dropouts]
+    ranks = tuple((n, math.prod(_mask_event(node))) for n, node in zip(counts, dropouts, strict=True))
+    normals = ((outer, sum(head.normals.values()) + rank), (outer * inner, _size(last) if last and random_last else 0))
+    flat = _tables(ranks, normals).to(like.device)
+    *cut_tables, normal, ending_normal = flat.split([(n + 1) * k for n, k in ranks] + [n * k for n, k in normals])
+    masks: dict[Node, Tensor] = {}
+    for node, table, (n, _) in zip(dropouts, cut_tables, ranks, strict=True):
+        p = env[node.args[1]] if isinstance(node.args[1], Node) else node.args[1]
+        mask = _masks(node, p, table.reshape(n + 1, -1), like.dtype)
+        masks[node] = mask.reshape(outer, inner, -1) if node is ending else mask
+    *drawn, latent = normal.to(like).reshape(outer, -1).split([*head.normals.values(), rank], 1)
+    pieces = dict(zip(head.normals, drawn, strict=True))
+    if last is not None and random_last:
+        pieces[last] = ending_normal.to(like).reshape(outer, inner, -1)
+
+    def once(mask: dict[str, Tensor], eps: dict[str, Tensor], columns: Tensor) -> Tensor:
         local = dict(env)
-        if head.cut is not None:
-            local[head.cut] = drawn
-        mask = dict(zip(dropouts, drawn_masks, strict=True))
+        if head.cut is not None and at_cut is not None:
+            x = at_cut.mean
+            if at_cut.diag is not None:
+                x = x + square_root(at_cut.diag) * eps[head.cut.name].reshape(x.shape[1:])
+            if rank and at_cut.factor is not None:
+                x = x + torch.tensordot(columns, at_cut.factor, 1)
+            local[head.cut] = x
         for node in head.tail:
-            given = replace_nodes(node.args, local.__getitem__)
-            if node in mask:
-                local[node] = given[0] * mask[node]
+            given = replace_nodes(node.args, lambda n: local.get(n) if n in head.folded.values() else local[n])
+            if node.name in mask:
+                local[node] = given[0] * mask[node.name]
+            elif node in head.folded or node.name in eps:
+                local[node] = _linear(node, local, head.folded.get(node), mask, variances, eps.get(node.name))
             else:
                 local[node] = node.target(*given, **replace_nodes(node.kwargs, local.__getitem__))
-        return local[output]
+        if last is None:
+            return local[graph.outputs[0]].unsqueeze(-1)
+        return _last(last, local, ending, mask, variances, eps.get(last.name))
 
-    pieces = []
-    chunk = max(1, _HELD[belief.device.type == "cpu"] // max(1, head.width * belief.batch_size))
-    for first in range(0, n, chunk):
-        some = slice(first, first + chunk)
-        draws = None
-        if at_cut is not None:
-            eps = nodes[some].unsqueeze(1).expand(-1, at_cut.mean.shape[0], -1)
-            draws = at_cut.mean + at_cut.covariance.from_noise(eps)
-        dims = (None if draws is None else 0, 0)
-        pieces.append(torch.func.vmap(once, dims)(draws, [mask[some] for mask in masks]))
-    return _matched(torch.cat(pieces), belief)
-
-
-def _masks(node: Node, env: Mapping[Node, Any], n: int, seed: int) -> Tensor:
-    """Scaled masks (n, *event): every unit is dropped in round(pn) of them, so each has mean one."""
-    p = node.args[1]
-    event = tuple(int(s) for s in (node.shape or ())[1:])
-    rate = torch.as_tensor(env[p] if isinstance(p, Node) else p, dtype=torch.float64).cpu().numpy()
-    shuffled = np.random.Generator(np.random.PCG64(seed + 1)).random((n, *event)).argsort(0)
-    dropped = np.minimum(np.rint(np.broadcast_to(rate, event) * n), n - 1)
-    return torch.from_numpy((shuffled >= dropped) * (n / (n - dropped)))
+    by_name = {n.name: t for n, t in masks.items()}
+    noise = {n.name: t for n, t in pieces.items()}
+    run = torch.func.vmap(once)
+    chunk = outer
+    if not torch.compiler.is_compiling():
+        held = max(head.width, inner * belief.mean.shape[1]) * max(1, belief.batch_size)
+        chunk = min(outer, max(1, _HELD[like.device.type == "cpu"] // held))
+    parts = []
+    for i in range(0, outer, chunk):
+        some = slice(i, i + chunk)
+        z = run({k: t[some] for k, t in by_name.items()}, {k: t[some] for k, t in noise.items()}, latent[some])
+        parts.append(z.permute(1, 2, 0, 3).flatten(2))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
-def _matched(z: Tensor, belief: Belief) -> Tensor:
-    """The draws, shifted and mapped linearly to have the belief's mean and covariance."""
-    d = z - z.mean(0)
-    n, c = z.shape[0], z.shape[2]
+def _linear(
+    node: Node,
+    local: Mapping[Node, Any],
+    dropout: Node | None,
+    mask: Mapping[str, Tensor],
+    variances: Mapping[Node, Tensor],
+    eps: Tensor | None,
+) -> Tensor:
+    """A linear layer for one draw, (B, m): dropout folded into its weights, its own randomness as one normal each."""
+    source, weight, *rest = node.args
+    bias = rest[0] if rest else None
+    x, scale = local[source if dropout is None else dropout.args[0]], None if dropout is None else mask[dropout.name]
+    W = local[weight] if scale is None else local[weight] * scale
+    y = x @ W.mT if bias is None else x @ W.mT + local[bias]
+    if eps is None:
+        return y
+    return y + square_root(_spread(x, scale, weight, bias, variances, y)) * eps
+
+
+def _spread(
+    x: Tensor, scale: Tensor | None, weight: Node, bias: Any, variances: Mapping[Node, Tensor], like: Tensor
+) -> Tensor:
+    """S²x² + s², the variance of a linear layer with random weights given its input."""
+    total = torch.zeros_like(like)
+    if weight in variances:
+        S2 = variances[weight].to(x)
+        total = x.square() @ (S2 if scale is None else S2 * scale.square()).mT
+    return total + variances[bias].to(x) if bias in variances else total
+
+
+def _last(
+    node: Node,
+    local: Mapping[Node, Any],
+    dropout: Node | None,
+    mask: Mapping[str, Tensor],
+    variances: Mapping[Node, Tensor],
+    eps: Tensor | None,
+) -> Tensor:
+    """The last layer at M masks or normal draws at once, (B, C, M); without its bias, which `_matched` removes."""
+    source, weight, *rest = node.args
+    bias: Any = rest[0] if rest else None
+    x, W = local[source if dropout is None else dropout.args[0]], local[weight]  # (B, F), (C, F)
+
+    def product(v: Tensor, w: Tensor, scale: Tensor | None) -> Tensor:
+        if scale is None:
+            return (v @ w.mT).unsqueeze(-1)
+        stacked = (w.unsqueeze(1) * scale).flatten(0, 1)  # (C·M, F)
+        return (v @ stacked.mT).unflatten(1, (w.shape[0], -1))
+
+    scale = None if dropout is None else mask[dropout.name]  # (M, F)
+    y = product(x, W, scale)
+    if eps is None:
+        return y
+    spread = torch.zeros_like(y)
+    if weight in variances:
+        spread = product(x.square(), variances[weight].to(x), None if scale is None else scale.square())
+    if bias in variances:
+        spread = spread + variances[bias].to(x).unsqueeze(-1)
+    return y + square_root(spread) * eps.mT  # (M, C) → (C, M)
+
+
+def _matched(d: Tensor, belief: Belief) -> Tensor:
+    """The draws (B, C, n), shifted and mapped linearly to have the belief's mean and covariance."""
+    d = d - d.mean(2, keepdim=True)
+    n, c = d.shape[2], d.shape[1]
+    mean = belief.mean.unsqueeze(-1)
     if n <= 2 * c:  # too few draws for a covariance: variances only
-        scale = belief.stddev / d.square().mean(0).sqrt().clamp(min=torch.finfo(z.dtype).tiny)
-        return belief.mean + d * scale
-    own = torch.einsum("nbi,nbj->bij", d, d) / n
+        own = d.square().mean(2)
+        flat = own <= 0
+        scale = belief.stddev / torch.where(flat, 1, own).sqrt()
+        return mean + d * scale.unsqueeze(-1)
+    own = d @ d.mT / n
     own = own + torch.diag_embed((own.diagonal(dim1=-2, dim2=-1) <= 0).to(own.dtype))  # an output that never varies
-    white = torch.linalg.solve_triangular(psd_root(own), d.permute(1, 2, 0).to(torch.float64), upper=False)
-    return belief.mean + (psd_root(belief.covariance_matrix) @ white).permute(2, 0, 1).to(z.dtype)
+    target, source = psd_root(belief.covariance_matrix), psd_root(own)
+    # L L_d⁻¹ in the working dtype: it is small, the draws are many.
+    turn = torch.linalg.solve_triangular(source, target, upper=False, left=False)
+    return torch.baddbmm(mean.to(d.dtype), turn.to(d.dtype), d)
 
 
 def probabilities(
     predict: Predictor, args: tuple, kwargs: Mapping[str, Any], kind: str | None, estimator: str
 ) -> Tensor:
     """`Predictor.probabilities`: from the head where that is worthwhile, else from the belief alone."""
-    belief = predict(*args, **kwargs)
-    if estimator not in ("auto", "head"):
-        return predictive.probabilities(belief, kind=kind, estimator=estimator)
-    kind = predictive.check_kind(belief, kind)
-    plain = not any(isinstance(t, Belief) for t in pytree.tree_leaves((args, kwargs), is_leaf=_is_belief))
-    if estimator == "auto":
-        head = None if torch.compiler.is_compiling() or not plain else find_head(predict)
-        if head is None or not head.worthwhile:
-            return predictive.probabilities(belief, kind=kind)
-    elif not plain:
-        raise UnsupportedOperation("an input is itself a Belief; the head is sampled for plain inputs only.")
-    return predictive.LINKS[kind](head_outputs(predict, args, kwargs, belief)).mean(0)
+    if estimator in ("auto", "head"):
+        plain = not any(isinstance(t, Belief) for t in pytree.tree_leaves((args, kwargs), is_leaf=_is_belief))
+        head = find_head(predict) if plain else None
+        if estimator == "head" or (head is not None and head.worthwhile):
+            if not plain:
+                raise UnsupportedOperation("an input is itself a Belief; the head is sampled for plain inputs only.")
+            parts = _drawn(predict, args, kwargs)
+            kind = predictive.check_event(tuple(parts[0].shape[1:2]), kind)
+            return torch.cat([predictive.mean_link(kind, z) for z in parts])
+        estimator = "nodes"
+    return predictive.probabilities(predict(*args, **kwargs), kind=kind, estimator=estimator)
 
 
 def _is_belief(t: Any) -> bool:

@@ -5,8 +5,10 @@ keep it in front. The copy of the model that is captured computes the same numbe
 
     q, k, v: (batch, T, n) to (batch, heads, T, d),     y = dropout(softmax(q kᵀ/√d + mask)) v.
 
-Calls that torch's layer understands and this one does not (no batch, batch second, extra key and value rows) go to
-torch's own code.
+Calls that torch's layer understands and this one does not (no batch, batch second) go to torch's own code.
+
+`torch.nn.TransformerEncoder` and `TransformerDecoder` look into a mask to find out whether it is causal, which a
+capture cannot follow. The mask says all there is to say, so the copy does not look.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from torch import Tensor, nn
 def put_batch_first(model: nn.Module) -> None:
     """Change the attention layers of `model`, a private copy."""
     for module in model.modules():
-        if type(module) is nn.MultiheadAttention:
-            module.__class__ = BatchFirstAttention
+        if type(module) in _CAPTURED:
+            module.__class__ = _CAPTURED[type(module)]
 
 
 class BatchFirstAttention(nn.MultiheadAttention):
@@ -40,7 +42,7 @@ class BatchFirstAttention(nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """As in the base class."""
-        unknown = self.bias_k is not None or self.add_zero_attn or (is_causal and attn_mask is None)
+        unknown = is_causal and attn_mask is None
         if query.ndim != 3 or not self.batch_first or unknown:
             return super().forward(
                 query,
@@ -52,8 +54,16 @@ class BatchFirstAttention(nn.MultiheadAttention):
                 average_attn_weights,
                 is_causal,
             )
-        q, k, v = (self._heads(t) for t in self._projected(query, key, value))
+        q, k, v = self._projected(query, key, value)
+        if self.bias_k is not None and self.bias_v is not None:
+            rows = (query.shape[0], 1, self.embed_dim)
+            k, v = torch.cat([k, self.bias_k.expand(rows)], 1), torch.cat([v, self.bias_v.expand(rows)], 1)
+        if self.add_zero_attn:
+            k, v = (F.pad(t, (0, 0, 0, 1)) for t in (k, v))
         mask = self._mask(query, key_padding_mask, attn_mask)
+        if mask is not None:  # the rows that were added are seen by all
+            mask = F.pad(mask, (0, k.shape[1] - key.shape[1]))
+        q, k, v = (self._heads(t) for t in (q, k, v))
         p = self.dropout if self.training else 0.0
         weights: Tensor | None = None
         if need_weights:
@@ -93,3 +103,43 @@ class BatchFirstAttention(nn.MultiheadAttention):
             rows = added(padding)[:, None, None, :]
             total = rows if total is None else total + rows
         return total
+
+
+class CapturedEncoder(nn.TransformerEncoder):
+    """`nn.TransformerEncoder` that takes a mask as it is."""
+
+    def forward(
+        self,
+        src: Tensor,
+        mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool | None = None,
+    ) -> Tensor:
+        """As in the base class."""
+        return super().forward(src, mask, src_key_padding_mask, bool(is_causal))
+
+
+class CapturedDecoder(nn.TransformerDecoder):
+    """`nn.TransformerDecoder` that takes a mask as it is."""
+
+    def forward(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool | None = None,
+        memory_is_causal: bool = False,
+    ) -> Tensor:
+        """As in the base class."""
+        masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
+        return super().forward(tgt, memory, *masks, bool(tgt_is_causal), memory_is_causal)
+
+
+_CAPTURED: dict[type, type] = {
+    nn.MultiheadAttention: BatchFirstAttention,
+    nn.TransformerEncoder: CapturedEncoder,
+    nn.TransformerDecoder: CapturedDecoder,
+}

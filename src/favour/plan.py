@@ -5,9 +5,10 @@ or when it is a live dropout. Everything else is run as the model wrote it. A pl
 
 1. applies dropout overrides and removes dropout that never drops,
 2. marks the uncertain nodes,
-3. fuses element-wise code on one uncertain tensor (`fusion`),
-4. looks up a rule for each uncertain node and reports all that are missing in one message,
-5. finds where the forward methods may compress: a step is *closed* when nothing uncertain but its own result
+3. reorders what commutes with dropout and maxima (`commuting`), and finds roots of positive sums (`roots`),
+4. fuses element-wise code on one uncertain tensor (`fusion`),
+5. looks up a rule for each uncertain node and reports all that are missing in one message,
+6. finds where the forward methods may compress: a step is *closed* when nothing uncertain but its own result
    is still to be read, neither a tensor nor a draw of a parameter that will be used again.
 """
 
@@ -20,13 +21,17 @@ from typing import Any
 
 import torch
 
+from favour.commuting import RANDOM, commute, rule_for
 from favour.decompose import with_batch
 from favour.errors import InvalidType, ShapeMismatch, UnknownName, UnsupportedOperation
 from favour.fusion import FusedNode, fuse
 from favour.graph import DROPOUTS, Graph, Node, draws_numbers, nodes_in, replace_nodes
 from favour.posterior import Posterior
+from favour.roots import find_roots
 from favour.rules.dropout import check_rate
-from favour.rules.registry import RULES, Rule
+from favour.rules.maxima import WITH_INDICES
+from favour.rules.registry import Rule
+from favour.sizes import entries
 
 aten = torch.ops.aten
 
@@ -75,6 +80,13 @@ class Plan:
     uncertain: set[Node]
     uses: dict[str, int]
     leaves: list[Node]
+    sizes: dict[str, int] = field(default_factory=dict)  # symbolic ones besides the batch, for estimates
+    correction: float | None = None  # measured memory over predicted, once it was measured
+    mixed: set[str] = field(default_factory=set)  # parameters read several times, in ways that differ; see `Weight`
+
+    def entries(self, shape: tuple[int | str, ...] | None) -> int:
+        """How many numbers a tensor holds per input; a symbolic size that is not known counts as 1."""
+        return entries((shape or ())[1:], self.sizes)
 
     def bind(self, values: Mapping[str, Any]) -> dict[Node, Any]:
         """Values of inputs, parameters and constants by node, given them by name."""
@@ -191,7 +203,9 @@ def mark_uncertain(graph: Graph, inputs: Collection[str], posterior: Collection[
         elif node.kind in ("parameter", "buffer"):
             random = node.target in posterior
         elif node.kind == "call" and node.target not in SHAPE_ONLY:
-            random = node.target in DROPOUTS or any(source in uncertain for source in node.inputs)
+            random = (
+                node.target in DROPOUTS or node.target in RANDOM or any(source in uncertain for source in node.inputs)
+            )
         else:
             random = False
         if random:
@@ -208,16 +222,29 @@ def make_plan(graph: Graph, inputs: Collection[str], posterior: Posterior) -> Pl
     canonical = {graph.aliases.get(name, name) for name in posterior.names}
     graph = configure(graph, None)  # a private copy: fusion rewrites nodes
     with_batch(graph, mark_uncertain(graph, inputs, canonical))
+    commute(graph, mark_uncertain(graph, inputs, canonical))
+    find_roots(graph, mark_uncertain(graph, inputs, canonical))
     uncertain = mark_uncertain(graph, inputs, canonical)
     fuse(graph, uncertain)
     uncertain = mark_uncertain(graph, inputs, canonical)
     _check(graph, uncertain)
     users = graph.users()
-    uses = {
-        str(n.target): sum(m.inputs.count(n) for m in users[n]) for n in uncertain if n.kind in ("parameter", "buffer")
-    }
+    uses = {name: sum(m.inputs.count(n) for m in users[n]) for name, n in _uncertain_parameters(uncertain)}
     leaves = [n for n in graph.nodes if n.kind != "call"]
-    return Plan(_steps(graph, uncertain, posterior), graph.outputs, uncertain, uses, leaves)
+    mixed = {name for name, n in _uncertain_parameters(uncertain) if uses[name] > 1 and _mixed(n, users[n])}
+    return Plan(_steps(graph, uncertain, posterior), graph.outputs, uncertain, uses, leaves, mixed=mixed)
+
+
+def _uncertain_parameters(uncertain: Collection[Node]) -> list[tuple[str, Node]]:
+    return [(str(n.target), n) for n in uncertain if n.kind in ("parameter", "buffer")]
+
+
+def _mixed(parameter: Node, users: Collection[Node]) -> bool:
+    """Whether a parameter is read otherwise than by lookups alone, or by one operation on one vector per input."""
+    if all(user.target is aten.embedding.default for user in users):
+        return False
+    ways = {(user.target, len(s.shape or ())) for user in users for s in user.inputs[:1]}
+    return len(ways) > 1 or any(dims != 2 for _, dims in ways)
 
 
 def _steps(graph: Graph, uncertain: set[Node], posterior: Posterior) -> list[Step]:
@@ -265,7 +292,7 @@ def _steps(graph: Graph, uncertain: set[Node], posterior: Posterior) -> list[Ste
             steps.append(
                 Step(
                     node,
-                    RULES.get(node.target) if random else None,
+                    rule_for(node.target) if random else None,
                     closed and random,
                     forked,
                     node in outputs,
@@ -294,8 +321,14 @@ def _check(graph: Graph, uncertain: set[Node]) -> None:
         if node.kind != "call" or node not in uncertain or isinstance(node, FusedNode):
             continue
         if getattr(node.target, "__name__", "") == "getitem":
+            source, which = node.args
+            if source.target in WITH_INDICES and which != 0:
+                problems.append(
+                    f"the indices of `{source.target}` at {source.place} (`return_indices=True`) are read, and which "
+                    "entry is the largest is random there: return or use the maxima only"
+                )
             continue
-        entry = RULES.get(node.target)
+        entry = rule_for(node.target)
         weights = [s for s in node.inputs if s in uncertain and s.kind in ("parameter", "buffer")]
         if entry is None:
             problems.append(f"no rule for `{node.target}` at {node.place}")

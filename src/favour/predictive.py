@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -89,12 +88,12 @@ def probabilities(belief: Belief, *, kind: str | None = None, estimator: str = "
         if estimator == "probit":
             above = _sigmoid_mean(flatten_event(belief.mean, 1), flatten_event(belief.variance, 1), estimator)
             return _ordered(above).to(dtype)
-        return _by_nodes(belief, LINKS["ordinal"], nodes).to(dtype)
+        return _by_nodes(belief, "ordinal", nodes).to(dtype)
     if estimator == "bridge":
         return _bridge(belief.mean, belief.covariance_matrix).to(dtype)
     if belief.mean.shape[1] == 2 or estimator == "probit":
         return _pairwise(belief, estimator).to(dtype)
-    return _by_nodes(belief, LINKS["softmax"], nodes).to(dtype)
+    return _by_nodes(belief, "softmax", nodes).to(dtype)
 
 
 def check_kind(belief: Belief, kind: str | None) -> str:
@@ -104,9 +103,13 @@ def check_kind(belief: Belief, kind: str | None) -> str:
             f"class probabilities are made from a Belief over logits, got {type(belief).__name__}. "
             "Plain logits need `softmax`; draws of them `draws.softmax(-1).mean(0)`."
         )
+    return check_event(tuple(belief.event_shape), kind)
+
+
+def check_event(event: tuple[int, ...], kind: str | None) -> str:
+    """`kind`, or what it is by default for outputs of this shape; raises where the two do not fit."""
     if kind not in (None, *KINDS):
         raise InvalidValue(f"`kind` is {kind!r}; choose one of {', '.join(KINDS)}.")
-    event = tuple(belief.event_shape)
     single = event in ((), (1,))
     if kind is None and single:
         raise ShapeMismatch(
@@ -119,8 +122,8 @@ def check_kind(belief: Belief, kind: str | None) -> str:
     if not fits[kind]:
         need = {"softmax": "(C,) with C ≥ 2", "binary": "() or (1,)", "ordinal": "(K − 1,)"}[kind]
         raise ShapeMismatch(
-            f"kind {kind!r} needs a belief with event {need}; this one has mean {tuple(belief.mean.shape)}, event "
-            f"{event}. Other layouts: `belief.linear(...)`, or kind='multilabel' for one probability per output."
+            f"kind {kind!r} needs a belief with event {need}; this one has outputs (batch, *{event}). Other layouts: "
+            "`belief.linear(...)`, or kind='multilabel' for one probability per output."
         )
     return kind
 
@@ -129,13 +132,13 @@ def check_kind(belief: Belief, kind: str | None) -> str:
 
 
 @functools.cache
-def _mirrored_normals(count: int, dim: int) -> npt.NDArray:
+def mirrored_normals(count: int, dim: int) -> npt.NDArray:
     """Nodes (count, dim) in pairs ±x with identity covariance; unit variances only where dim > count/2.
 
     Pseudo-random before the whitening: scrambled Sobol points are no better after it (measured in ten dimensions).
     """
     x = np.random.Generator(np.random.PCG64(0)).standard_normal((count // 2, dim))
-    if dim <= count // 2:
+    if 0 < dim <= count // 2:
         x = np.linalg.solve(np.linalg.cholesky(x.T @ x * 2 / count), x.T).T
     else:
         x /= np.sqrt(np.mean(x**2, axis=0))
@@ -151,7 +154,7 @@ def normal_nodes(count: int, dim: int) -> Tensor:
     >>> torch.allclose(x.T @ x / 64, torch.eye(3, dtype=torch.float64))
     True
     """
-    return torch.from_numpy(_mirrored_normals(count, dim).copy())
+    return torch.from_numpy(mirrored_normals(count, dim).copy())
 
 
 @torch.compiler.assume_constant_result
@@ -173,13 +176,13 @@ def node_outputs(belief: Belief, nodes: int = NODES) -> Tensor:
     return belief.mean + belief.covariance.from_noise(x.unsqueeze(1).expand(-1, belief.mean.shape[0], -1))
 
 
-def _by_nodes(belief: Belief, link: Callable[[Tensor], Tensor], nodes: int) -> Tensor:
+def _by_nodes(belief: Belief, kind: str, nodes: int) -> Tensor:
     if not torch.compiler.is_compiling():
         rows = max(1, _ROWS // (nodes * belief.covariance.noise_size))
         if belief.batch_size > rows:
             parts = range(0, belief.batch_size, rows)
-            return torch.cat([_by_nodes(belief[i : i + rows], link, nodes) for i in parts])
-    return link(node_outputs(belief, nodes)).mean(0)
+            return torch.cat([_by_nodes(belief[i : i + rows], kind, nodes) for i in parts])
+    return mean_link(kind, node_outputs(belief, nodes).permute(1, 2, 0))
 
 
 # ---- one dimension, and closed forms
@@ -240,13 +243,17 @@ def _two(p: Tensor) -> Tensor:
     return torch.cat([1 - p, p], -1)
 
 
-# From draws of logits, (n, B, *event), to probabilities.
-LINKS: dict[str, Callable[[Tensor], Tensor]] = {
-    "softmax": lambda z: z.softmax(-1),
-    "binary": lambda z: _two(flatten_event(z, 2).sigmoid()),
-    "multilabel": torch.sigmoid,
-    "ordinal": lambda z: _ordered(flatten_event(z, 2).sigmoid()),
-}
+def mean_link(kind: str, z: Tensor) -> Tensor:
+    """Probabilities from draws of logits, (B, C, n) → (B, classes): the mean over draws of what `kind` says.
+
+    With the draws innermost the softmax is taken over whole rows of memory, several times faster than over short ones.
+    """
+    if kind == "softmax":
+        return z.softmax(1).mean(2)
+    p = z.movedim(2, 0).sigmoid()
+    if kind == "multilabel":
+        return p.mean(0)
+    return _two(p.mean(0)) if kind == "binary" else _ordered(p).mean(0)
 
 
 # ---- regression

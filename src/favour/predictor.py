@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,14 +19,16 @@ from torch.utils import _pytree as pytree
 from favour.attribution import Attribution
 from favour.belief import Belief
 from favour.errors import InvalidType, InvalidValue
-from favour.head import probabilities
+from favour.head import Head, find_head, probabilities
+from favour.joint import Joint, concatenated, split
 from favour.methods.choice import Choice, choose
 from favour.methods.engine import Settings, infer, infer_parts
-from favour.methods.memory import rows_within
+from favour.methods.memory import measure, rows_within
 from favour.node import Graph, Node
 from favour.plan import Plan, converted, make_plan
 from favour.posterior import Posterior
 from favour.sampling import Sampler
+from favour.sizes import bound_sizes
 from favour.tensors import Cached, Store, check_inputs, renamed, version_of
 from favour.value import Context, Value, Weight
 
@@ -37,8 +40,9 @@ class Predictor(nn.Module):
         super().__init__()
         self.graph, self.settings = graph, settings
         self.given = posterior
-        # In a list, so that the model is not registered as a submodule.
+        # In lists, so that the model and its parts are not registered as submodules.
         self._linked: list[nn.Module] = [] if model is None else [model]
+        self._bayesian: list[tuple[str, nn.Module]] = []  # modules that bring posteriors, by path
         self._owners: dict[str, tuple[nn.Module, str]] = {}
         self._spreads: dict[str, tuple[nn.Module, str]] = {}  # parameters that only posteriors are made of
         self.store = Store()
@@ -50,6 +54,10 @@ class Predictor(nn.Module):
         self._starts: dict[str, Tensor] = {}
         self._checked: dict[str, tuple[Tensor, int | None]] = {}
         self._sampler: Sampler | None = None
+        self._head: tuple[Graph, Head | None] | None = None  # the layers that `probabilities` samples
+        self._sizes: dict[str, int] = {}  # of the example, for `auto`
+        self._scores = True  # whether outputs may be class scores
+        self._together: list[Predictor] = []  # over all outputs at once, in a list for the same reason
         self._keywords: list[str] = list(pytree.tree_unflatten([None] * graph.in_spec.num_leaves, graph.in_spec)[1])
 
     # ------------------------------------------------------------------ tensors
@@ -60,10 +68,10 @@ class Predictor(nn.Module):
             if node.kind in ("parameter", "buffer"):
                 path, _, attribute = str(node.target).rpartition(".")
                 self._owners[str(node.target)] = (modules[path], attribute)
-        for path, module in model.named_modules():
-            if hasattr(module, "favour_posterior"):
-                own = {f"{path}.{name}" if path else name: name for name, _ in module.named_parameters(recurse=False)}
-                self._spreads |= {name: (module, local) for name, local in own.items() if name not in self._owners}
+        self._bayesian = [(path, m) for path, m in model.named_modules() if hasattr(m, "favour_posterior")]
+        for path, module in self._bayesian:
+            own = {f"{path}.{name}" if path else name: name for name, _ in module.named_parameters(recurse=False)}
+            self._spreads |= {name: (module, local) for name, local in own.items() if name not in self._owners}
         for name, (owner, attribute) in self._owners.items():
             self.store.put(name, getattr(owner, attribute))
         for name, tensor in self.graph.constants.items():
@@ -111,7 +119,7 @@ class Predictor(nn.Module):
             tensor = self.store.take(name)
             copy = tensor.detach().clone()
             self.store.put(name, nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy)
-        self._linked, self._owners, self._spreads = [], {}, {}
+        self._linked, self._bayesian, self._owners, self._spreads = [], [], {}, {}
         super()._apply(fn, recurse)
         floats = next((t for t in self.store.parameters() if t.is_floating_point()), None)
         if floats is not None:
@@ -119,6 +127,7 @@ class Predictor(nn.Module):
         if dtypes:
             self.graph = converted(self.graph, dtypes)
         self._plans, self._sampler = {}, None
+        self._together.clear()
         self._cache.clear()
         self._starts = {k: fn(v) for k, v in self._starts.items()}
         return self
@@ -127,7 +136,7 @@ class Predictor(nn.Module):
         """The posterior in force: the one given, and what the model's own Bayesian layers say now."""
         if not self._linked:
             return self.given
-        own = Posterior.from_module(self._linked[0])
+        own = Posterior.from_modules(self._bayesian)
         names = {str(n.target) for n in self.graph.nodes if n.kind == "parameter"}
         return renamed(own.merge(self.given) if not own.is_empty else self.given, self.graph.aliases, names)
 
@@ -144,15 +153,36 @@ class Predictor(nn.Module):
         joined = [_joined(parts) for parts in zip(*pieces, strict=True)] if len(pieces) > 1 else pieces[0]
         return pytree.tree_unflatten(joined, self.graph.out_spec)
 
+    def joint_outputs(self, *args: Any, **kwargs: Any) -> Joint:
+        """One belief over all outputs of the model, with the covariance between them.
+
+        Returns:
+            A `Joint`: joint draws, densities and cross-covariances, in the structure of the model's output. Its
+            marginals are what calling the predictor gives (with `dplr`, up to what compression leaves out).
+            `directions` do not apply.
+        """
+        if not self._together:
+            self._together.append(self._concatenated())
+        results = self._together[0](*args, **kwargs)
+        return split(self.graph, results, self._bound_sizes(self._leaves(args, kwargs)))
+
+    def _concatenated(self) -> Predictor:
+        """A predictor of all outputs in one vector that shares this one's tensors."""
+        twin = Predictor(concatenated(self.graph), replace(self.settings, directions=None), self.given, None)
+        twin.store, twin._linked, twin._owners, twin._spreads = self.store, self._linked, self._owners, self._spreads
+        twin._bayesian = self._bayesian
+        twin._cache, twin._starts, twin._sizes, twin._scores = self._cache, self._starts, self._sizes, False
+        return twin
+
     def probabilities(self, *args: Any, kind: str | None = None, estimator: str = "auto", **kwargs: Any) -> Tensor:
         """Class probabilities E[softmax(z)], (batch, C), z the logits.
 
         Args:
             args, kwargs: The model's.
             kind: See `favour.probabilities`.
-            estimator: `"head"` (draws of the last layers, see `favour.head`), or one of those of
-                `favour.probabilities`. By default the head where it is small and has dropout above .3, which skews
-                the logits, else `"nodes"`; always `"nodes"` in compiled code.
+            estimator: `"head"` (fixed draws of the last layers, see `favour.head`), or one of those of
+                `favour.probabilities`. By default the head where its draws take no longer than a forward pass (by
+                a count of operations), else `"nodes"`.
         """
         return probabilities(self, args, kwargs, kind, estimator)
 
@@ -168,7 +198,7 @@ class Predictor(nn.Module):
         posterior = self.posterior()
         plan, values, sources = self._bound(leaves, posterior)
         parts = infer_parts(plan, values, self.settings, self._context(), sources, self._starts)
-        outputs = [Attribution(mean, shares) if isinstance(mean, Tensor) else mean for mean, shares in parts]
+        outputs = [Attribution.of(mean, grams) if isinstance(mean, Tensor) else mean for mean, grams in parts]
         return pytree.tree_unflatten(outputs, self.graph.out_spec)
 
     def _predict(self, leaves: list[Any], posterior: Posterior) -> list[Any]:
@@ -186,16 +216,22 @@ class Predictor(nn.Module):
             if n is not None and isinstance(leaf, Belief)
         )
         plan = self._plan(beliefs, posterior)
+        plan.sizes = self._other_sizes(leaves)
         batched = [n is not None and isinstance((n.shape or (0,))[0], str) for n in self.graph.inputs]
         first = next(leaf for leaf, b in zip(leaves, batched, strict=True) if b)
         mean = first.mean if isinstance(first, Belief) else first
         itemsize = max(mean.element_size(), 4) if mean.is_floating_point() else 4
-        rows = rows_within(plan, self.settings, self._choices[beliefs], itemsize)
-        assert rows is not None
-        return [
-            [leaf[i : i + rows] if b else leaf for leaf, b in zip(leaves, batched, strict=True)]
-            for i in range(0, max(1, mean.shape[0]), rows)
-        ]
+        choice = self._choices[beliefs]
+        rows = rows_within(plan, self.settings, choice, itemsize)
+
+        def part(start: int, stop: int) -> list[Any]:
+            return [leaf[start:stop] if b else leaf for leaf, b in zip(leaves, batched, strict=True)]
+
+        if plan.correction is None and mean.shape[0] and not torch.compiler.is_compiling():
+            few = min(rows, 2, mean.shape[0])
+            measure(plan, self.settings, choice, itemsize, few, lambda: self._predict(part(0, few), posterior))
+            rows = rows_within(plan, self.settings, choice, itemsize)
+        return [part(i, i + rows) for i in range(0, max(1, mean.shape[0]), rows)]
 
     def _bound(self, leaves: list[Any], posterior: Posterior) -> tuple[Plan, dict[Node, Any], list[tuple[str, Value]]]:
         """The plan for these inputs, the values of its leaves, and the uncertain ones among the inputs."""
@@ -224,9 +260,29 @@ class Predictor(nn.Module):
             lambda t: t.nan_to_num(0, 0, 0) if isinstance(t, Tensor) and t.is_floating_point() else t,
             (args, kwargs),
         )
+        self._sizes = self._other_sizes(self._leaves(args, kwargs))
         # What is kept from here on must be usable for gradients, wherever `compile` was called.
         with torch.inference_mode(False), torch.no_grad():
             self(*args, **kwargs)
+            find_head(self)
+
+    def _bound_sizes(self, leaves: list[Any]) -> dict[str, Any]:
+        shapes = [
+            (leaf.mean if isinstance(leaf, Belief) else leaf).shape if n else None for n, leaf in self._pairs(leaves)
+        ]
+        return bound_sizes(self.graph, shapes)
+
+    def _other_sizes(self, leaves: list[Any]) -> dict[str, Any]:
+        """Symbolic sizes besides the batch."""
+        batches = {n.shape[0] for n in self.graph.inputs if n is not None and n.shape}
+        return {symbol: size for symbol, size in self._bound_sizes(leaves).items() if symbol not in batches}
+
+    def _pairs(self, leaves: list[Any]) -> list[tuple[Node | None, Any]]:
+        """Inputs that are tensors, None for others, with the leaf of a call."""
+        return [
+            (n if n is not None and n.shape is not None else None, leaf)
+            for n, leaf in zip(self.graph.inputs, leaves, strict=True)
+        ]
 
     def _leaves(self, args: tuple, kwargs: Mapping[str, Any]) -> list[Any]:
         ordered = {k: kwargs[k] for k in self._keywords if k in kwargs} | dict(kwargs)  # in the example's order
@@ -261,7 +317,8 @@ class Predictor(nn.Module):
     def _plan(self, uncertain: frozenset[str], posterior: Posterior) -> Plan:
         if uncertain not in self._plans:
             self._plans[uncertain] = make_plan(self.graph, uncertain, posterior)
-            self._choices[uncertain] = choose(self._plans[uncertain], self.settings)
+            self._plans[uncertain].sizes = dict(self._sizes)
+            self._choices[uncertain] = choose(self._plans[uncertain], self.settings, self._scores)
         return self._plans[uncertain]
 
     def _attach(self, values: dict[str, Any], plan: Plan, posterior: Posterior) -> None:
@@ -281,6 +338,7 @@ class Predictor(nn.Module):
                 partner,
                 posterior.latents.get(name),
                 plan.uses.get(name, 1),
+                name in plan.mixed,
             )
 
     def _cached(self, step: str, name: str, tensor: Tensor, function: Any) -> Any:

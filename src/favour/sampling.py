@@ -13,9 +13,7 @@ of the rounded rate, so that means are exact.
 
 from __future__ import annotations
 
-import ast
-import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,6 +25,7 @@ from favour.graph import DROPOUTS, Graph, Node, draws_numbers, replace_nodes
 from favour.plan import mark_uncertain
 from favour.posterior import Posterior
 from favour.rules.channel_dropout import SATURATION, alpha_scale, check_channel_rate
+from favour.sizes import bound_sizes, size_of
 
 aten = torch.ops.aten
 
@@ -91,7 +90,7 @@ class Sampler:
             )
         sizes = self._bind(values)
         random = MaskSource(generator, self._device(values))
-        per_draw = sum(int(np.prod([_size(s, sizes) for s in node.shape or ()])) for node in self.tail)
+        per_draw = sum(int(np.prod([size_of(s, sizes) for s in node.shape or ()])) for node in self.tail)
         per_draw += sum(values[node].numel() for node in self.weights)
         width = next((v.element_size() for v in values.values() if isinstance(v, Tensor)), 4)
         chunk = max(1, min(n, (memory or DEFAULT_MEMORY) // max(1, per_draw * width)))
@@ -134,22 +133,16 @@ class Sampler:
 
     def _bind(self, values: Mapping[Node, Any]) -> dict[str, int]:
         """Symbolic sizes and their values in this call."""
-        sizes: dict[str, int] = {}
-        for node in self.graph.inputs:
-            if node is not None and node.shape is not None:
-                for symbol, size in zip(node.shape, values[node].shape, strict=True):
-                    if isinstance(symbol, str):
-                        sizes[symbol] = int(size)
-        return sizes
+        return bound_sizes(self.graph, [None if n is None else getattr(values[n], "shape", None) for n in self.graph.inputs])
 
     def _device(self, values: Mapping[Node, Any]) -> torch.device:
-        return next(values[n].device for n in self.graph.inputs if n is not None)
+        return next(v.device for n in self.graph.inputs if n is not None and isinstance(v := values[n], Tensor))
 
     def _mask(
         self, node: Node, values: Mapping[Node, Any], sizes: Mapping[str, int], count: int, random: MaskSource
     ) -> Tensor:
         assert node.shape is not None and node.dtype is not None
-        shape = (count, *[_size(s, sizes) for s in node.shape])
+        shape = (count, *[size_of(s, sizes) for s in node.shape])
         p = node.args[1]
         p = values[p] if isinstance(p, Node) else p
         if node.target in _PER_CHANNEL:
@@ -211,37 +204,3 @@ def check_count(n: Any) -> None:
         raise InvalidType(f"`n` is {n!r}; the number of draws is a whole number.")
     if n < 1:
         raise InvalidValue(f"`n` is {n}; draw at least one sample.")
-
-
-_OPERATORS = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Pow: operator.pow,
-    ast.Mod: operator.mod,
-}
-_FUNCTIONS: dict[str, Callable[..., int]] = {"Max": max, "Min": min, "Mod": operator.mod}
-
-
-def _size(size: int | str, sizes: Mapping[str, int]) -> int:
-    """The value of a symbolic size such as `2*s0`, maybe from a file: arithmetic, never run as code."""
-
-    def value(e: ast.AST) -> int:
-        if isinstance(e, ast.Expression):
-            return value(e.body)
-        if isinstance(e, ast.Constant) and isinstance(e.value, int):
-            return e.value
-        if isinstance(e, ast.Name) and e.id in sizes:
-            return sizes[e.id]
-        if isinstance(e, ast.BinOp) and type(e.op) in _OPERATORS:
-            return _OPERATORS[type(e.op)](value(e.left), value(e.right))
-        if isinstance(e, ast.UnaryOp) and isinstance(e.op, ast.USub):
-            return -value(e.operand)
-        if isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and e.func.id in _FUNCTIONS and not e.keywords:
-            return _FUNCTIONS[e.func.id](*map(value, e.args))
-        raise UnsupportedOperation(
-            f"the sampler cannot tell the size `{size}` from the sizes of the inputs, {dict(sizes)}."
-        )
-
-    return size if isinstance(size, int) else value(ast.parse(size, mode="eval"))

@@ -31,6 +31,7 @@ def save(predictor: Predictor, path: str | os.PathLike[str]) -> None:
         "settings_tensors": settings_tensors,
         "posterior_tensors": posterior_tensors,
         "starts": dict(predictor._starts),
+        "sizes": dict(predictor._sizes),
     }
     write_file(path, content)
 
@@ -58,6 +59,7 @@ def load(path: str | os.PathLike[str]) -> Predictor:
         if missing:
             raise KeyError(", ".join(missing))
         predictor._starts = dict(content["starts"])
+        predictor._sizes = {str(k): int(v) for k, v in content.get("sizes", {}).items()}
     except CorruptFile:
         raise
     except Exception as error:

@@ -99,7 +99,8 @@ def check_inputs(graph: Graph, leaves: list[Any]) -> None:
             wanted = ["batch" if i == 0 and isinstance(s, str) else str(s) for i, s in enumerate(node.shape)]
             raise ShapeMismatch(
                 f"input `{node.name}` has shape {tuple(mean.shape)}; the model was captured for "
-                f"({', '.join(wanted)}). Only the batch size may change, and it is the same for all inputs."
+                f"({', '.join(wanted)}). Only the batch may change, and it is the same for all inputs, and sizes that "
+                "are named with `favour.compile(..., dynamic=...)`: letters above, the same letters the same size."
             )
         if mean.dtype != node.dtype:
             raise InvalidType(

@@ -86,6 +86,8 @@ class Weight:
         partner: For a matrix and a bias that share one Gaussian over [W | b], the other's name.
         latents: Columns (K, *shape) of the draws shared by all layers, or None.
         uses: How many operations of the model read this parameter.
+        mixed: They are of several kinds, or read it at many places: its draws are held in weight space.
+        turned: A matrix in the transposed layout of the parameter.
     """
 
     name: str
@@ -94,6 +96,8 @@ class Weight:
     partner: str | None = None
     latents: Tensor | None = None
     uses: int = 1
+    mixed: bool = False
+    turned: bool = False
 
     @property
     def shape(self) -> torch.Size:

@@ -14,12 +14,13 @@ class scores (one axis), else `dplr` gives every output's marginal and the leadi
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from favour.graph import Node
 from favour.methods.settings import Settings
 from favour.plan import Plan
+from favour.sizes import entries
 
 # Ranks where the user names none.
 DEFAULT_RANK = {"dplr": 4, "adjoint": 0}
@@ -40,23 +41,19 @@ class Choice:
     forwards: float
 
 
-def _entries(shape: tuple[int | str, ...]) -> int:
-    return math.prod(s if isinstance(s, int) else 1 for s in shape)
-
-
-def _work(node: Node) -> int:
+def _work(node: Node, sizes: Mapping[str, int] | None = None) -> int:
     """Multiplications per input of an operation that has a weight: one per output entry and weight of one output."""
     if node.shape is None:
         return 0
     weights = [s for s in node.inputs if s.kind == "parameter" and s.shape is not None and len(s.shape) > 1]
-    return sum(_entries(node.shape) * _entries(w.shape[1:]) for w in weights if w.shape is not None)
+    return sum(entries(node.shape[1:], sizes or {}) * entries(w.shape[1:], {}) for w in weights if w.shape is not None)
 
 
 def uncertain_share(plan: Plan) -> float:
     """t: the share of the multiplications whose input is uncertain."""
     total = tail = 0
     for step in plan.steps:
-        work = _work(step.node)
+        work = _work(step.node, plan.sizes)
         total += work
         if any(s in plan.uncertain and s.kind in ("call", "input") for s in step.node.inputs):
             tail += work
@@ -81,10 +78,10 @@ def outputs(plan: Plan) -> list[Node]:
     return [o for o in plan.outputs if isinstance(o, Node) and o in plan.uncertain and o.shape is not None]
 
 
-def choose(plan: Plan, settings: Settings) -> Choice:
-    """The method to run."""
+def choose(plan: Plan, settings: Settings, scores: bool = True) -> Choice:
+    """The method to run; `scores` says whether an output with one axis may be taken for class scores."""
     uncertain = outputs(plan)
-    n = sum(_entries(o.shape[1:]) for o in uncertain if o.shape is not None)
+    n = sum(plan.entries(o.shape) for o in uncertain)
     if settings.method not in ("auto", "adjoint"):
         return Choice(settings.method, None, predicted(plan, settings, settings.method, n))
     if settings.directions is not None:
@@ -93,6 +90,6 @@ def choose(plan: Plan, settings: Settings) -> Choice:
     every = predicted(plan, settings, "adjoint", n)
     if settings.method == "adjoint" or every <= AFFORDABLE:
         return Choice("adjoint", None, every)
-    if all(o.shape is not None and len(o.shape) == 2 for o in uncertain):
+    if scores and all(o.shape is not None and len(o.shape) == 2 for o in uncertain):
         return Choice("adjoint", DIRECTIONS, predicted(plan, settings, "adjoint", DIRECTIONS))
     return Choice("dplr", None, predicted(plan, settings, "dplr", n))

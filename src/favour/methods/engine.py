@@ -36,6 +36,7 @@ def infer(
     ctx: Context,
     sources: Sources,
     starts: dict[str, Tensor],
+    kept: dict[str, Any] | None = None,
 ) -> list[Any]:
     """Run a method over a plan: one belief per floating-point output, other outputs as they are.
 
@@ -47,14 +48,17 @@ def infer(
         ctx: For the rules.
         sources: Uncertain inputs by name.
         starts: Random starts by step name; filled in eager calls.
+        kept: Names of nodes, whose values are put in.
     """
     if choice.method == "adjoint":
         sweep, inputs = _forward_for_adjoint(plan, values, settings, ctx, sources, starts)
+        _keep(sweep, kept)
         results = [_result(o, sweep) for o in plan.outputs]
         return [_adjoint_belief(value, plan, sweep, inputs, settings, choice.covectors) for value in results]
     representation = _representation(choice.method, settings, starts)
     _take_in(representation, sources)
-    sweep = run(plan, values, representation, ctx)
+    sweep = run(plan, values, representation, ctx, keep_tape=kept is not None)
+    _keep(sweep, kept)
     beliefs = []
     for output in plan.outputs:
         value = _result(output, sweep)
@@ -75,7 +79,7 @@ def infer_parts(
     sources: Sources,
     starts: dict[str, Tensor],
 ) -> list[tuple[Any, dict[str, Tensor]]]:
-    """The reverse sweep over all outputs with its sources kept apart: for each output, variances by source."""
+    """The reverse sweep over all outputs with its sources kept apart: for each output, covariances by source."""
     sweep, inputs = _forward_for_adjoint(plan, values, settings, ctx, sources, starts)
     result: list[tuple[Any, dict[str, Tensor]]] = []
     for output in plan.outputs:
@@ -84,12 +88,14 @@ def infer_parts(
             result.append((value, {}))
             continue
         grams = adjoint.reverse(sweep, value, adjoint.all_outputs(value.mean), inputs, apart=True)
-        shares = {
-            label: gram.diagonal(dim1=1, dim2=2).expand(value.mean.shape[0], -1).reshape(value.mean.shape)
-            for label, gram in grams.items()
-        }
-        result.append((value.mean, shares))
+        batch = value.mean.shape[0]
+        result.append((value.mean, {label: gram.expand(batch, -1, -1) for label, gram in grams.items()}))
     return result
+
+
+def _keep(sweep: Sweep, kept: dict[str, Any] | None) -> None:
+    if kept:
+        kept.update((node.name, value) for node, value in sweep.values.items() if node.name in kept)
 
 
 def _result(output: Any, sweep: Sweep) -> Any:

@@ -7,28 +7,33 @@ sweeps of rank r, a prediction holds at its peak about
     forward methods   (16 + 10r)w                what a rule works with, the columns, their images, the products
 
 numbers (measured by tests/test_adjoint.py, which holds these to be upper bounds on multilayer perceptrons). `full`
-keeps a column per noise dimension. Predictions are made in slices of the batch that fit the budget; where a single
-input does not fit, covectors go in groups, two groups at a time, so that every entry of the covariance is met.
+keeps a column per noise dimension. Some rules work with more than that (all windows of a max-pooling), so the first
+prediction with a budget also measures what one or two inputs take, and the larger of the two numbers counts.
+
+Predictions are made in slices of the batch that fit the budget; where a single input does not fit, covectors go in
+groups, two groups at a time, so that every entry of the covariance is met.
 """
 
 from __future__ import annotations
 
-import math
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from favour.methods.choice import DEFAULT_RANK, Choice, outputs
 from favour.methods.settings import Settings
-from favour.node import Node
 from favour.plan import Plan
 
 TAPE, TAPE_COLUMN, COVECTOR, FORWARD, COLUMN = 4, 2, 3, 16, 10
 
 
-def _size(node: Node) -> int:
-    return math.prod(s if isinstance(s, int) else 1 for s in (node.shape or ())[1:])
-
-
 def _sizes(plan: Plan) -> list[int]:
-    return [_size(step.node) for step in plan.steps if step.node in plan.uncertain] or [1]
+    return [plan.entries(step.node.shape) for step in plan.steps if step.node in plan.uncertain] or [1]
 
 
 def _rank(settings: Settings, method: str) -> int:
@@ -50,18 +55,18 @@ def numbers_per_input(plan: Plan, settings: Settings, choice: Choice) -> int:
     """Numbers that a prediction holds per input at its peak."""
     sizes = _sizes(plan)
     if choice.method == "adjoint":
-        k = choice.covectors or sum(_size(o) for o in outputs(plan))
+        k = choice.covectors or sum(plan.entries(o.shape) for o in outputs(plan))
         return tape_numbers(plan, settings) + k * covector_numbers(plan)
     if choice.method == "full":
         return 2 * sum(sizes) * max(sizes)
     return (FORWARD + COLUMN * _rank(settings, choice.method)) * max(sizes)
 
 
-def rows_within(plan: Plan, settings: Settings, choice: Choice, itemsize: int) -> int | None:
-    """How many inputs fit the budget at a time; None without one."""
-    if settings.memory is None:
-        return None
-    return max(1, settings.memory // (itemsize * numbers_per_input(plan, settings, choice)))
+def rows_within(plan: Plan, settings: Settings, choice: Choice, itemsize: int) -> int:
+    """How many inputs fit the budget at a time."""
+    assert settings.memory is not None
+    predicted = itemsize * numbers_per_input(plan, settings, choice) * max(1.0, plan.correction or 1.0)
+    return max(1, int(settings.memory // predicted))
 
 
 def covectors_within(plan: Plan, settings: Settings, k: int, itemsize: int) -> int:
@@ -70,3 +75,37 @@ def covectors_within(plan: Plan, settings: Settings, k: int, itemsize: int) -> i
         return k
     left = settings.memory // itemsize - tape_numbers(plan, settings)
     return max(1, min(k, left // covector_numbers(plan)))
+
+
+class Peak(TorchDispatchMode):
+    """Bytes of tensor storage alive at the worst moment, `most`, counted from what operations return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._seen: set[int] = set()
+
+    def _gone(self, key: int, size: int) -> None:
+        self.now -= size
+        self._seen.discard(key)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {t.untyped_storage()._cdata for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        result = function(*args, **(kwargs or {}))
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                key, size = storage._cdata, storage.nbytes()
+                if key not in self._seen and key not in given:  # not a view of a weight
+                    self._seen.add(key)
+                    self.now += size
+                    self.most = max(self.most, self.now)
+                    weakref.finalize(storage, self._gone, key, size)
+        return result
+
+
+def measure(plan: Plan, settings: Settings, choice: Choice, itemsize: int, rows: int, run: Callable[[], Any]) -> None:
+    """Correct what is predicted for `plan` by what `run`, a prediction for `rows` inputs, takes."""
+    with torch.no_grad(), Peak() as peak:
+        run()
+    plan.correction = peak.most / (rows * itemsize * numbers_per_input(plan, settings, choice))

@@ -34,7 +34,7 @@ from favour.surrogate import LinearMap, flat, weighted_gram
 
 # Rank q of the weights, at least and per column; the iterations on S, where they cost next to nothing; the least
 # number of cheap iterations of Algorithm 1 (more columns take up to four).
-CHEAP_RANK, CHEAP_RANK_PER_COLUMN, CORE_ITERATIONS, CHEAP_ITERATIONS = 16, 4, 6, 2
+CHEAP_RANK, CHEAP_RANK_PER_COLUMN, CORE_ITERATIONS, CHEAP_ITERATIONS = 16, 2, 6, 2
 
 
 def fixed_noise(starts: dict[str, Tensor], seed: int, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -66,7 +66,8 @@ def warm_start(starts: dict[str, Tensor], seed: int) -> Start:
         q = max(CHEAP_RANK, CHEAP_RANK_PER_COLUMN * rank)
         cheap = [(_compressed(G, q), variance) for G, variance in pending.spread]
         if len(cheap) == 1 and cheap[0][0].factors is not None and pending.like.ndim == 2 and not pending.noises:
-            return _leading(pending, *cheap[0][0].factors, noise("core", (rank, q)))
+            A, B = cheap[0][0].factors
+            return _leading(pending, A, B, noise("core", (rank, B.shape[0])))
         affordable = all(G.compressed is not None for G, _ in pending.spread)
         reduced = Pending(cheap, pending.noises, pending.columns, pending.diag, pending.like)
         if pending.columns is not None and pending.columns.shape[0] == rank:

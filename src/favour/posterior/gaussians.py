@@ -274,13 +274,13 @@ def standard_normal(shape: tuple[int, ...], like: Tensor, generator: torch.Gener
 
 
 def psd_root(matrix: Tensor) -> Tensor:
-    """R with RRᵀ = matrix, for a singular PSD matrix too: R = V√max(λ, 0).
+    """R with RRᵀ = matrix (…, N, N), for a singular PSD matrix too: R = V√max(λ, 0).
 
     Differentiable where the eigenvalues are distinct and positive.
     """
     wide = matrix if matrix.dtype == torch.float64 else matrix.float()  # eigh has no half-precision kernels
     values, vectors = torch.linalg.eigh(wide)
-    return (vectors * values.clamp_min(0).sqrt()).to(matrix.dtype)
+    return (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)).to(matrix.dtype)
 
 
 def _require_floating(name: str, gaussian: Gaussian) -> None:

@@ -14,7 +14,7 @@ W.reshape(m, −1).
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -108,8 +108,13 @@ class Posterior:
         module's path as prefix. A module reachable by two paths is one source and is collected once, under
         its first path.
         """
+        return cls.from_modules(model.named_modules())
+
+    @classmethod
+    def from_modules(cls, modules: Iterable[tuple[str, nn.Module]]) -> Posterior:
+        """As `from_module`, from modules given with their paths."""
         collected: dict[Key, Gaussian] = {}
-        for path, module in model.named_modules():
+        for path, module in modules:
             method = getattr(module, "favour_posterior", None)
             if not callable(method):
                 continue
@@ -213,6 +218,8 @@ class Posterior:
         for key, gaussian in self._gaussians.items():
             if isinstance(key, str):
                 required = tuple(parameters[key].shape)
+                if len(gaussian.shape) == 2 < len(required):  # a kernel as a matrix (m, n)
+                    required = (required[0], parameters[key][:1].numel())
             else:
                 weight, bias = (parameters[name] for name in key)
                 rows = weight.shape[0] if weight.dim() else 1
@@ -256,7 +263,7 @@ class Posterior:
         self._match(parameters)
         deviations: dict[str, Tensor] = {}
         for key, gaussian in self._gaussians.items():
-            deviations.update(_split(key, gaussian.sample(n, generator), parameters))
+            deviations.update(_split(key, gaussian.sample(n, generator), parameters, (n,)))
         if self._latents:
             like = next(iter(self._latents.values()))
             latents = standard_normal((n, self.latent_rank), like, generator)
@@ -370,12 +377,11 @@ def _tensor(name: str, what: str, value: Any) -> Tensor:
     return value
 
 
-def _split(key: Key, value: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Undo [W | b] on the last two axes; leading axes are kept."""
+def _split(key: Key, value: Tensor, parameters: Mapping[str, Tensor], lead: tuple[int, ...] = ()) -> dict[str, Tensor]:
+    """Undo [W | b], and a kernel held as a matrix; leading axes are kept."""
     if isinstance(key, str):
-        return {key: value}
+        return {key: value.reshape(*lead, *parameters[key].shape)}
     weight, bias = key
-    lead = value.shape[:-2]
     return {weight: value[..., :-1].reshape(*lead, *parameters[weight].shape), bias: value[..., -1]}
 
 

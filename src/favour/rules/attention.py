@@ -21,6 +21,7 @@ so neither needs a matrix for each row of scores.
     softmax       N_ii = ½ tr(H_i V H_i V),   H_i = m_i[(e_i − m)(e_i − m)ᵀ − diag(m) + mmᵀ],  V = diag(v/(1 + mv)),
                   the variance of the second-order term, and at most what 0 ≤ p_i ≤ 1 allows
     log_softmax   y = x − lse(x),  E[lse] ≈ lse(μ) + ½(pᵀv − pᵀΣp),   G = I − 1mᵀ
+    logsumexp     that lse with G = mᵀ and N = ½ tr(HΛHΛ), H = diag(p) − ppᵀ
 
 Entries at −∞ (masked) have probability 0.
 """
@@ -154,3 +155,32 @@ def log_softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, 
         square,
     )
     return Surrogate(mean, [(x, G)])
+
+
+@rule(aten.logsumexp.default, exactness="linearised", family="attention")
+def logsumexp(ctx: Context, x: Value, dim: Any, keepdim: bool = False) -> Surrogate:
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    if len(dims) != 1:
+        raise UnsupportedOperation(
+            f"a logsumexp over the dimensions {dims} at {ctx.place} has no rule; flatten them into one before it."
+        )
+    axis = _axis(ctx, x, dims[0])
+    p = x.mean.softmax(axis)
+    v = x.variance
+    mean = x.mean.logsumexp(axis, True) + 0.5 * (p * (v - _times(x, p, axis))).sum(axis, keepdim=True)
+    m = _expected(x, axis)
+    pv = p * v
+    # tr(HΛHΛ) = Σ p²v² − 2Σ p³v² + (Σ p²v)²
+    bend = (pv.square() * (1 - 2 * p)).sum(axis, keepdim=True) + (p * pv).sum(axis, keepdim=True).square()
+
+    def shaped(t: Tensor, at: int) -> Tensor:
+        return t if keepdim else t.squeeze(at)
+
+    G = LinearMap(
+        lambda d: shaped((d * m).sum(axis + 1, keepdim=True), axis + 1),
+        lambda g: (g if keepdim else g.unsqueeze(axis + 1)) * m,
+        lambda d: shaped((d * m.square()).sum(axis, keepdim=True), axis),
+        disjoint=True,
+    )
+    noise = DiagonalNoise(shaped(0.5 * bend.clamp_min(0), axis), f"{ctx.module or 'model'} (logsumexp)")
+    return Surrogate(shaped(mean, axis), [(x, G)], [noise])

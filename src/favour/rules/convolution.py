@@ -8,13 +8,19 @@ A strided convolution ignores the last entries that fill no window; the transpos
 output padding, which makes it the exact adjoint.
 
 **Gaussian kernels.** One kernel is drawn and used at every position, so the noise is correlated across positions.
-y is linear in the kernel too: K ∗ a = J(a) k, J(a) = ∂(K ∗ a)/∂k. With independent entries of variance σ²,
+y is linear in the kernel too: K ∗ a = J(a) k, J(a) = ∂(K ∗ a)/∂k. With Σ_k the covariance of the kernel's entries,
 
-    N = Σ over a ∈ {μ, u₁, …, u_r} of J(a) diag(σ²) J(a)ᵀ  +  diag(σ² ∗ λ).
+    N = Σ over a ∈ {μ, u₁, …, u_r} of J(a) Σ_k J(a)ᵀ  +  diag(diag(Σ_k) ∗ λ),
 
-λ's part is diagonal: two outputs see an independent entry of x through different entries of the kernel. J(a) is held
-as the patches of a, (batch, groups, channels, kernel positions, output positions), which a convolution with one-hot
-kernels makes for any dimension, stride, padding and dilation, transposed or not.
+matrix-free (`weight_space`). J(a) is held as the patches of a, (batch, groups, channels, kernel positions, output
+positions), which a convolution with one-hot kernels makes for any dimension, stride, padding and dilation, transposed
+or not. λ's part is exact for independent entries: two outputs see an independent entry of x through different entries
+of the kernel. Correlated entries make it correlated, which is left out (its variances are exact); it is second order,
+and gone where columns hold all of x's covariance. A kernel (m, …) is a matrix of m rows for row-wise and Kronecker
+posteriors and for one Gaussian over [K | b], the bias a weight on a constant patch of ones.
+
+Rank-q kernels (`weight_rank`): K as a matrix of its first axis is AB, q kernels B and a change of channels A. Grouped
+kernels, which are small, stay as they are.
 
 Symbols: μ, v, λ, u the input's mean, marginal variance, independent part and factor columns.
 """
@@ -22,7 +28,7 @@ Symbols: μ, v, λ, u the input's mean, marginal variance, independent part and 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,9 +37,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.posterior import Diagonal, Gaussian
+from favour.posterior import Diagonal, Full, Gaussian
 from favour.posterior.gaussians import psd_root
+from favour.rules.linear import low_rank
 from favour.rules.registry import rule
+from favour.rules.weight_space import Layout, shared_noise, weight_space
 from favour.surrogate import DiagonalNoise, LatentNoise, LinearMap, Noise, Surrogate, factor_noise
 from favour.value import Context, Value, Weight, mean_of
 
@@ -123,9 +131,37 @@ def convolution_map(ctx: Context, geometry: Geometry, kernel: Tensor, space: Seq
         x = geometry.adjoint(g.flatten(0, 1).to(short.dtype), short, space)
         return x.reshape(*g.shape[:2], *x.shape[1:]).to(g.dtype)
 
-    return LinearMap(
-        apply, transpose, lambda v: geometry.apply(v.to(squared.dtype), squared).to(v.dtype), any_batch=True
-    )
+    def square(v: Tensor) -> Tensor:
+        return geometry.apply(v.to(squared.dtype), squared).to(v.dtype)
+
+    def compressed(q: int) -> LinearMap:
+        """K ≈ AB over its first axis: q kernels B and a change of channels A (paper section 4.1)."""
+        if q >= min(kernel.shape[0], kernel[:1].numel()):
+            return full
+        A, B = ctx.cached(f"svd{q}", kernel, lambda w: tuple(map(ctx.shortened, low_rank(w.flatten(1), q))))
+        B = B.reshape(q, *kernel.shape[1:])
+
+        def mix(t: Tensor, matrix: Tensor) -> Tensor:
+            return torch.einsum("fbc...,dc->fbd...", t.to(matrix.dtype), matrix)
+
+        def through(t: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+            y = run(t.flatten(0, 1).to(B.dtype))
+            return y.reshape(*t.shape[:2], *y.shape[1:])
+
+        def forward(d: Tensor) -> Tensor:
+            if geometry.transposed:  # the first axis is the input's
+                return through(mix(d, A.mT), lambda t: geometry.apply(t, B)).to(d.dtype)
+            return mix(through(d, lambda t: geometry.apply(t, B)), A).to(d.dtype)
+
+        def back(g: Tensor) -> Tensor:
+            if geometry.transposed:
+                return mix(through(g, lambda t: geometry.adjoint(t, B, space)), A).to(g.dtype)
+            return through(mix(g, A.mT), lambda t: geometry.adjoint(t, B, space)).to(g.dtype)
+
+        return LinearMap(forward, back, square, any_batch=True)
+
+    full = LinearMap(apply, transpose, square, any_batch=True, compressed=compressed if geometry.groups == 1 else None)
+    return full
 
 
 def convolved(ctx: Context, x: Any, kernel: Any, bias: Any, geometry: Geometry) -> Surrogate:
@@ -140,8 +176,8 @@ def convolved(ctx: Context, x: Any, kernel: Any, bias: Any, geometry: Geometry) 
         )
     y = geometry.apply(mean, K, mean_of(bias))
     maps = [(x, convolution_map(ctx, geometry, K, mean.shape[2:]))] if isinstance(x, Value) else []
-    noises = _kernel_noises(ctx, x, kernel, geometry) if isinstance(kernel, Weight) else []
-    if isinstance(bias, Weight) and bias.gaussian is not None:
+    noises = _kernel_noises(ctx, x, kernel, bias, y, geometry) if isinstance(kernel, Weight) else []
+    if isinstance(bias, Weight) and bias.gaussian is not None and bias.partner is None:
         noises.append(_bias_noise(bias, bias.gaussian, y))
     return Surrogate(y, maps, noises + _latent_noises(x, kernel, bias, y, geometry))
 
@@ -151,148 +187,133 @@ def _per_axis(value: Sizes, axes: int) -> tuple[int, ...]:
     return given * axes if len(given) == 1 else given
 
 
-def _plain(
-    kernel: Any, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, extra: Sequence[int] | None = None
-) -> Geometry:
+def _plain(kernel: Any, stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1) -> Geometry:
     n = mean_of(kernel).ndim - 2
     zero = (0,) * n
     strides, paddings, dilations = (_per_axis(v, n) for v in (stride, padding, dilation))
-    return Geometry(strides, paddings, dilations, groups, False, zero, zero if extra is None else tuple(extra))
+    return Geometry(strides, paddings, dilations, groups, False, zero, zero)
 
 
-@rule(
-    aten.conv1d.default,
-    aten.conv2d.default,
-    aten.conv3d.default,
-    exactness="exact",
-    family="convolution",
-    weights=True,
-)
-def conv(
-    ctx: Context,
-    x: Any,
-    kernel: Any,
-    bias: Any = None,
-    stride: Sizes = 1,
-    padding: Sizes = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-) -> Surrogate:
-    return convolved(ctx, x, kernel, bias, _plain(kernel, stride, padding, dilation, groups))
-
-
-@rule(
-    aten.conv1d.padding,
-    aten.conv2d.padding,
-    aten.conv3d.padding,
-    exactness="exact",
-    family="convolution",
-    weights=True,
-)
-def conv_padding(
-    ctx: Context,
-    x: Any,
-    kernel: Any,
-    bias: Any = None,
-    stride: Sizes = 1,
-    padding: str = "valid",
-    dilation: Sizes = 1,
-    groups: int = 1,
-) -> Surrogate:
+def _named(kernel: Any, stride: Sizes = 1, padding: str = "valid", dilation: Sizes = 1, groups: int = 1) -> Geometry:
     """`"same"` adds dilation·(window − 1) zeros, half of them in front, an odd one behind; `"valid"` adds none."""
     window = mean_of(kernel).shape[2:]
     total = [d * (k - 1) for d, k in zip(_per_axis(dilation, len(window)), window, strict=True)]
     total = total if padding == "same" else [0] * len(total)
-    front, odd = [t // 2 for t in total], [t % 2 for t in total]
-    return convolved(ctx, x, kernel, bias, _plain(kernel, stride, front, dilation, groups, odd))
+    made = _plain(kernel, stride, [t // 2 for t in total], dilation, groups)
+    return replace(made, extra=tuple(t % 2 for t in total))
 
 
-@rule(
-    aten.conv_transpose1d.default,
-    aten.conv_transpose2d.input,
-    aten.conv_transpose3d.input,
-    exactness="exact",
-    family="convolution",
-    weights=True,
-)
-def conv_transpose(
-    ctx: Context,
-    x: Any,
+def _turned(
     kernel: Any,
-    bias: Any = None,
     stride: Sizes = 1,
     padding: Sizes = 0,
     output_padding: Sizes = 0,
     groups: int = 1,
     dilation: Sizes = 1,
-) -> Surrogate:
-    return convolution(ctx, x, kernel, bias, stride, padding, dilation, True, output_padding, groups)
+) -> Geometry:
+    made = _plain(kernel, stride, padding, dilation, groups)
+    return replace(made, transposed=True, output_padding=_per_axis(output_padding, len(made.stride)))
 
 
-@rule(aten.convolution.default, exactness="exact", family="convolution", weights=True)
-def convolution(
-    ctx: Context,
-    x: Any,
+def _either(
     kernel: Any,
-    bias: Any,
     stride: Sizes,
     padding: Sizes,
     dilation: Sizes,
     transposed: bool,
     output_padding: Sizes,
     groups: int,
-) -> Surrogate:
-    geometry = _plain(kernel, stride, padding, dilation, groups)
+) -> Geometry:
     if transposed:
-        geometry = replace(geometry, transposed=True, output_padding=_per_axis(output_padding, len(geometry.stride)))
-    return convolved(ctx, x, kernel, bias, geometry)
+        return _turned(kernel, stride, padding, output_padding, groups, dilation)
+    return _plain(kernel, stride, padding, dilation, groups)
 
 
-def _kernel_noises(ctx: Context, x: Any, weight: Weight, geometry: Geometry) -> list[Noise]:
+def _register(geometry: Callable[..., Geometry], *overloads: Any) -> Callable[..., Surrogate]:
+    """The rule of overloads (x, kernel, bias, arguments of `geometry`)."""
+
+    @rule(*overloads, exactness="exact", family="convolution", weights=True)
+    def convolution(ctx: Context, x: Any, kernel: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Surrogate:
+        return convolved(ctx, x, kernel, bias, geometry(kernel, *args, **kwargs))
+
+    return convolution
+
+
+conv = _register(_plain, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+_register(_named, aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding)
+_register(_turned, aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+_register(_either, aten.convolution.default)
+
+
+def _kernel_noises(ctx: Context, x: Any, weight: Weight, bias: Any, y: Tensor, geometry: Geometry) -> list[Noise]:
     """The draws of a kernel: in its own space for the mean and the factor columns, diagonal for λ."""
     gaussian = weight.gaussian
     if gaussian is None:
         return []
-    if not isinstance(gaussian, Diagonal) or weight.partner is not None:
+    joint = weight.partner is not None
+    if joint and not (isinstance(bias, Weight) and bias.name == weight.partner):
         raise UnsupportedOperation(
-            f"`{weight.name}` at {ctx.place} is a convolution kernel of shape {tuple(weight.shape)}, applied at many "
-            f"positions; there only independent entries are supported (`favour.Diagonal`), not "
-            f"{type(gaussian).__name__}{' shared with its bias' if weight.partner is not None else ''}."
+            f"`{weight.name}` shares one Gaussian with `{weight.partner}`, but the convolution at {ctx.place} uses it "
+            "with another bias; give the two separate Gaussians."
         )
-    variance = gaussian.variance()
-    key = (weight.name, "mean") if weight.uses > 1 else None
-    noises: list[Noise] = [_kernel_space(mean_of(x).unsqueeze(0), variance, geometry, key, weight.name)]
+    if geometry.transposed and (joint or not isinstance(gaussian, (Diagonal, Full))):
+        raise UnsupportedOperation(
+            f"`{weight.name}` at {ctx.place} is the kernel of a transposed convolution, of shape "
+            f"{tuple(weight.shape)}, inputs first; its posterior may be a `favour.Diagonal` or `favour.Full` of its "
+            f"own, not {type(gaussian).__name__}{' shared with its bias' if joint else ''}."
+        )
+    space = weight_space(ctx, weight)
+    mean = mean_of(x)
+    shape = tuple(weight.shape)
+    out = y.shape[2:]
+
+    def noise(points: Tensor, key: Any, one: float) -> Noise:
+        seen = geometry.patches(points.flatten(0, 1), weight.mean)  # (P·batch, groups, channels, window, *out)
+        a = seen.reshape(*points.shape[:2], geometry.groups, seen.shape[2] * seen.shape[3], math.prod(out))
+        a = F.pad(a, (0, 0, 0, 1), value=one) if joint else a
+        return shared_noise(space, gaussian, a, _layout(gaussian, shape, geometry, out), key, weight.name)
+
+    noises: list[Noise] = [noise(mean.unsqueeze(0), (weight.name, "mean") if weight.uses > 1 else None, 1.0)]
     if isinstance(x, Value) and x.factor is not None:
-        noises.append(_kernel_space(x.factor, variance, geometry, None, weight.name))
+        noises.append(noise(x.factor, None, 0.0))
     if isinstance(x, Value) and x.diag is not None:
+        variance = gaussian.variance()
+        variance = (variance[:, :-1] if joint else variance).reshape(shape)
         noises.append(DiagonalNoise(geometry.apply(x.diag, variance), weight.name))
     return noises
 
 
-def _kernel_space(points: Tensor, variance: Tensor, geometry: Geometry, key: Any, label: str) -> LatentNoise:
-    """n = Σ_p J(a_p)(σ ∘ z_p) for points a of shape (P, batch, channels, *space), z of shape (P, *kernel)."""
-    P, batch = points.shape[:2]
-    seen = geometry.patches(points.flatten(0, 1), variance)
-    space = seen.shape[4:]
-    a = seen.reshape(P, batch, *seen.shape[1:4], math.prod(space))  # (P, batch, groups, in/groups, window, T)
-    sigma = variance.sqrt()
-    shape = tuple(variance.shape)
-    groups = geometry.groups
-    blocks = (groups, shape[0] // groups, shape[1], math.prod(shape[2:]))
-    latent = "fbpgcmk" if geometry.transposed else "fbpgmck"
+def _layout(gaussian: Gaussian, shape: tuple[int, ...], geometry: Geometry, out: Sequence[int]) -> Layout:
+    """The kernel as groups of matrices, (out/groups, in/groups·window), and the results (batch, channels, *out)."""
+    groups, given = geometry.groups, tuple(gaussian.shape)
+    lead = len(given)
+    if geometry.transposed:
+        parts = (groups, shape[0] // groups, shape[1], math.prod(shape[2:]))  # inputs, then outputs
 
-    def push(z: Tensor) -> Tensor:
-        z = (z * sigma).reshape(*z.shape[:3], *blocks)
-        y = torch.einsum(f"{latent},pbgckt->fbgmt", z, a)
-        return y.reshape(*y.shape[:2], y.shape[2] * y.shape[3], *space)
+        def blocks(w: Tensor) -> Tensor:
+            return w.reshape(*w.shape[: w.ndim - lead], *parts).transpose(-3, -2).flatten(-2)
 
-    def pull(g: Tensor) -> Tensor:
-        g = g.reshape(*g.shape[:2], groups, g.shape[2] // groups, a.shape[-1])
-        z = torch.einsum(f"fbgmt,pbgckt->{latent}", g, a)
-        return z.reshape(*z.shape[:3], *shape) * sigma
+        def whole(w: Tensor) -> Tensor:
+            turned = w.unflatten(-1, (parts[1], parts[3])).transpose(-3, -2)
+            return turned.reshape(*w.shape[:-3], *given)
 
-    variances = geometry.apply(points.square().sum(0), variance)
-    return LatentNoise(push, pull, variances, (P, *shape), key, label)
+        m = shape[1]
+    else:
+        m = shape[0] // groups
+        inputs = math.prod(given) // max(shape[0], 1)
+
+        def blocks(w: Tensor) -> Tensor:
+            return w.reshape(*w.shape[: w.ndim - lead], groups, m, inputs)
+
+        def whole(w: Tensor) -> Tensor:
+            return w.reshape(*w.shape[:-3], *given)
+
+    return Layout(
+        blocks,
+        whole,
+        lambda y: y.reshape(*y.shape[:2], groups * m, *out),
+        lambda g: g.reshape(*g.shape[:2], groups, m, math.prod(out)),
+    )
 
 
 def _bias_noise(bias: Weight, gaussian: Gaussian, y: Tensor) -> Noise:

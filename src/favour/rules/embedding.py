@@ -5,7 +5,10 @@ same random row twice: with f(t) the first position of token i_t,
 
     m_t = Ē[i_t],    n_t = σ[i_t] ∘ z_f(t),    so Cov[n_t, n_t′] = diag(σ²[i_t]) if i_t = i_t′, else 0.
 
-A bag of embeddings is a lookup and a sum (`favour.decompose`).
+Several lookups in one table share rows the same way: f(t) looks through the earlier lookups first. A table that is
+also a layer's weight (an output layer tied with the embedding), or whose entries are correlated, keeps its draws in
+weight space, n_t = (Rz)[i_t] with Rz the whole table (`weight_space`): as many numbers as the table has for each
+covector and input. A bag of embeddings is a lookup and a sum (`favour.decompose`).
 
 **An added parameter**, y = x + p with p ~ N(p̄, diag σ²) (positions, biases): n = σ ∘ z, broadcast to y like p itself.
 
@@ -23,6 +26,7 @@ from torch import Tensor
 from favour.errors import UnsupportedOperation
 from favour.posterior import Diagonal
 from favour.rules.registry import rule
+from favour.rules.weight_space import weight_space
 from favour.surrogate import LatentNoise, Noise, Surrogate, factor_noise, structural
 from favour.value import Context, Value, Weight
 
@@ -30,18 +34,18 @@ aten = torch.ops.aten
 
 
 def _variance(ctx: Context, weight: Weight) -> Tensor | None:
-    """The variances of a mean-field parameter that one operation reads, or None where it has latents only."""
+    """The variances of a mean-field parameter that one operation adds, or None where it has latents only."""
     if weight.gaussian is None:
         return None
     if not isinstance(weight.gaussian, Diagonal):
         raise UnsupportedOperation(
             f"`{weight.name}` at {ctx.place} has a posterior of kind {type(weight.gaussian).__name__}; outside linear "
-            "layers and convolutions only mean-field posteriors are supported."
+            "layers, convolutions and embeddings only mean-field posteriors are supported."
         )
     if weight.uses > 1:
         raise UnsupportedOperation(
-            f"`{weight.name}` has a posterior and is read by {weight.uses} operations, one of them at {ctx.place}; a "
-            "table or an added parameter with a posterior may be read once. Untie it, or leave it out of the posterior."
+            f"`{weight.name}` has a posterior and is read by {weight.uses} operations, one of them an addition at "
+            f"{ctx.place} and another a layer or a lookup. Untie it, or leave it out of the posterior."
         )
     return weight.gaussian.variance()
 
@@ -55,35 +59,79 @@ def embedding(ctx: Context, table: Any, indices: Any, *options: Any) -> Surrogat
         )
     mean = table.mean[indices]
     noises: list[Noise] = []
-    variance = _variance(ctx, table)
-    if variance is not None:
-        noises.append(_row_noise(variance.sqrt()[indices], indices, table.name))
+    if isinstance(table.gaussian, Diagonal) and not table.mixed:
+        noises += _row_noises(ctx, table, table.gaussian.variance().sqrt()[indices], indices)
+    elif table.gaussian is not None:
+        noises.append(_table_noise(ctx, table, indices))
     if table.latents is not None:
         noises.append(factor_noise(table.latents[:, indices], "latents", table.name))
     return Surrogate(mean, [], noises)
 
 
-def _row_noise(sigma: Tensor, indices: Tensor, label: str) -> LatentNoise:
-    """n_t = σ_t ∘ z_f(t), sigma (batch, *positions, d)."""
-    batch, d = sigma.shape[0], sigma.shape[-1]
-    tokens = indices.reshape(batch, -1)
-    count = tokens.shape[1]
-    same = tokens.unsqueeze(2) == tokens.unsqueeze(1)
-    places = torch.arange(count, device=tokens.device)
-    first = torch.where(same, places, count).amin(2)  # (batch, T)
-    shape = sigma.shape[1:]
+def _row_noises(ctx: Context, table: Weight, sigma: Tensor, indices: Tensor) -> list[Noise]:
+    """n_t = σ_t ∘ z_f(t), sigma (batch, *positions, d): rows met in an earlier lookup have their draws there."""
+    tokens = indices.reshape(indices.shape[0], -1)  # (batch, T)
+    lookups: list[Tensor] = ctx.shared.setdefault(("lookups", table.name), []) if table.uses > 1 else []
+    fresh = torch.ones_like(tokens, dtype=torch.bool)
+    noises: list[Noise] = []
+    for i, owner in enumerate([*lookups, tokens]):
+        place, found = _first(tokens, owner)
+        key = (table.name, "lookup", i) if table.uses > 1 else None
+        noises.append(_owned_rows(sigma, place, found & fresh, owner.shape[1], key, table.name))
+        fresh = fresh & ~found
+    lookups.append(tokens)
+    return noises
 
-    def chosen(z: Tensor) -> Tensor:
-        return first[None, :, :, None].expand(z.shape[0], batch, count, d)
+
+def _first(tokens: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
+    """For every token the first place where `owner` has it, and whether it has; (batch, T) each."""
+    same = tokens.unsqueeze(2) == owner.unsqueeze(1)
+    count = owner.shape[1]
+    places = torch.arange(count, device=tokens.device)
+    first = torch.where(same, places, count).amin(2)
+    return first.clamp_max(count - 1), first < count
+
+
+def _owned_rows(sigma: Tensor, place: Tensor, mine: Tensor, count: int, key: Any, label: str) -> LatentNoise:
+    """n_t = σ_t ∘ z_place(t) where `mine` holds, else 0; z has `count` rows."""
+    batch, d = sigma.shape[0], sigma.shape[-1]
+    shape = sigma.shape[1:]
+    scale = sigma * mine.reshape(*sigma.shape[:-1], 1)
+
+    def chosen(folds: int) -> Tensor:
+        return place[None, :, :, None].expand(folds, batch, place.shape[1], d)
 
     def push(z: Tensor) -> Tensor:
-        return z.gather(2, chosen(z)).reshape(z.shape[0], batch, *shape) * sigma
+        return z.gather(2, chosen(z.shape[0])).reshape(z.shape[0], batch, *shape) * scale
 
     def pull(g: Tensor) -> Tensor:
-        rows = (g * sigma).reshape(g.shape[0], batch, count, d)
-        return torch.zeros_like(rows).scatter_add(2, chosen(rows), rows)
+        rows = (g * scale).reshape(g.shape[0], batch, place.shape[1], d)
+        return rows.new_zeros(g.shape[0], batch, count, d).scatter_add(2, chosen(g.shape[0]), rows)
 
-    return LatentNoise(push, pull, sigma.square(), (count, d), None, label)
+    return LatentNoise(push, pull, scale.square(), (count, d), key, label)
+
+
+def _table_noise(ctx: Context, table: Weight, indices: Tensor) -> LatentNoise:
+    """n_t = (R z)[i_t], the whole table's draws in weight space, as other uses of the table hold them."""
+    assert table.gaussian is not None
+    space = weight_space(ctx, table)
+    rows, d = table.mean.shape
+    batch, shape = indices.shape[0], indices.shape[1:]
+    tokens = indices.reshape(batch, -1)
+
+    def chosen(folds: int) -> Tensor:
+        return tokens[None, :, :, None].expand(folds, batch, tokens.shape[1], d)
+
+    def push(z: Tensor) -> Tensor:
+        return space.push(z.squeeze(2)).gather(2, chosen(z.shape[0])).reshape(z.shape[0], batch, *shape, d)
+
+    def pull(g: Tensor) -> Tensor:
+        seen = g.reshape(g.shape[0], batch, tokens.shape[1], d)
+        whole = seen.new_zeros(g.shape[0], batch, rows, d).scatter_add(2, chosen(g.shape[0]), seen)
+        return space.pull(whole).unsqueeze(2)
+
+    key = (table.name, "mean") if table.uses > 1 else None
+    return LatentNoise(push, pull, table.gaussian.variance()[indices], (1, *space.latent), key, table.name)
 
 
 def added_noises(ctx: Context, weight: Any, out: torch.Size, factor: float) -> list[Noise]:

@@ -46,6 +46,7 @@ from favour.errors import UnsupportedOperation
 from favour.posterior import Diagonal, Full, Gaussian, Kronecker, Rows
 from favour.posterior.gaussians import psd_root
 from favour.rules.registry import rule
+from favour.rules.weight_space import Layout, shared_noise, weight_space
 from favour.surrogate import (
     DenseNoise,
     DiagonalNoise,
@@ -89,12 +90,13 @@ def matrix_map(ctx: Context, weight: Tensor) -> LinearMap:
     def compressed(q: int) -> LinearMap:
         if q >= min(weight.shape):
             return full
-        A, B = ctx.cached(f"svd{q}", weight, lambda w: tuple(map(ctx.shortened, _low_rank(w, q))))
+        A, B = ctx.cached(f"svd{q}", weight, lambda w: tuple(map(ctx.shortened, low_rank(w, q))))
         return LinearMap(
             lambda d: times(times(d, B), A),
             lambda g: times(times(g, A.T), B.T),
             lambda v: times(v, squared),
             any_batch=True,
+            factors=(A, B),
         )
 
     full = LinearMap(
@@ -107,11 +109,10 @@ def matrix_map(ctx: Context, weight: Tensor) -> LinearMap:
     return full
 
 
-def _low_rank(weight: Tensor, q: int) -> tuple[Tensor, Tensor]:
-    """The best rank-q factors A (m, q) and B (q, n) in Frobenius norm."""
+def low_rank(weight: Tensor, q: int) -> tuple[Tensor, Tensor]:
+    """The best rank-q factors A (m, q), with orthonormal columns, and B (q, n) in Frobenius norm."""
     left, values, right = torch.linalg.svd(weight.float() if weight.dtype.itemsize < 4 else weight, full_matrices=False)
-    root = values[:q].sqrt()
-    return (left[:, :q] * root).to(weight.dtype), (root[:, None] * right[:q]).to(weight.dtype)
+    return left[:, :q].to(weight.dtype), (values[:q, None] * right[:q]).to(weight.dtype)
 
 
 @dataclass
@@ -184,13 +185,12 @@ def weight_noises(ctx: Context, x: Any, weight: Any, bias: Any, y: Tensor) -> li
 
 
 def _matrix_noises(ctx: Context, x: Input, weight: Weight, gaussian: Gaussian) -> list[Noise]:
-    if x.mean.ndim > 2:
-        return _at_positions(ctx, x, weight, gaussian)
-    if weight.uses > 1:
-        if isinstance(gaussian, (Diagonal, Rows)):
-            return _tied(ctx, x, weight, gaussian)
-        return _through_weight_space(ctx, x, weight, gaussian)
+    by_rows = isinstance(gaussian, (Diagonal, Rows))
+    if x.mean.ndim > 2 or weight.mixed or (weight.uses > 1 and not by_rows):
+        return _shared(ctx, x, weight, gaussian)
     if isinstance(gaussian, (Diagonal, Rows)):
+        if weight.uses > 1:
+            return _tied(ctx, x, weight, gaussian)
         return [DiagonalNoise(_diagonal_over_outputs(gaussian, x, x), weight.name)]
     return [_dense(gaussian, x, weight.name, with_mean=True)]
 
@@ -253,87 +253,83 @@ def _dense(gaussian: Gaussian, x: Input, label: str, *, with_mean: bool) -> Nois
     return DenseNoise(matrix, None, label)
 
 
-def _at_positions(ctx: Context, x: Input, weight: Weight, gaussian: Gaussian) -> list[Noise]:
-    """Mean-field weights applied at many positions: draws live in weight space."""
-    if not isinstance(gaussian, Diagonal):
-        raise UnsupportedOperation(
-            f"`{weight.name}` at {ctx.place} is applied at many positions (input of shape {tuple(x.mean.shape)}); "
-            f"there only mean-field posteriors are supported, not {type(gaussian).__name__}."
-        )
-    variance = gaussian.variance()
+def _shared(ctx: Context, x: Input, weight: Weight, gaussian: Gaussian) -> list[Noise]:
+    """One draw of the weight at many places: in weight space for the mean and the factor columns of x."""
+    space, layout = weight_space(ctx, weight), _positions(x.mean, gaussian.shape[0])
+
+    def vectors(points: Tensor) -> Tensor:  # (P, batch, *positions, n) to (P, batch, 1, n, T)
+        flat = points.flatten(2, -2) if points.ndim > 3 else points.unsqueeze(2)
+        return flat.mT.unsqueeze(2)
+
     key = (weight.name, "mean") if weight.uses > 1 else None
-    noises: list[Noise] = [_weight_space(x.mean.unsqueeze(0), variance, key, weight.name)]
+    noises: list[Noise] = [shared_noise(space, gaussian, vectors(x.mean.unsqueeze(0)), layout, key, weight.name)]
+    if x.mean.ndim == 2 and not isinstance(gaussian, (Diagonal, Rows)):
+        return noises if x.variance is None else [*noises, _dense(gaussian, x, weight.name, with_mean=False)]
     if x.factor is not None:
-        noises.append(_weight_space(x.factor, variance, None, weight.name))
+        noises.append(shared_noise(space, gaussian, vectors(x.factor), layout, None, weight.name))
     if x.diag is not None:
-        noises.append(DiagonalNoise(F.linear(x.diag, variance), weight.name))
+        noises.append(_independent(gaussian, x.diag, weight.name))
     return noises
 
 
-def _weight_space(points: Tensor, variance: Tensor, key: Any, label: str) -> Noise:
-    """n = Σ_p Σ_j σ_ij z_pij a_ptj for points a of shape (P, batch, *positions, n)."""
-    sigma = variance.sqrt()
-    a = points.flatten(2, -2)  # (P, batch, T, n)
-    positions = points.shape[2:-1]
-    P, n, m = a.shape[0], a.shape[-1], variance.shape[0]
-
-    def push(z: Tensor) -> Tensor:
-        y = torch.einsum("fbpmn,pbtn->fbtm", z * sigma, a)
-        return y.reshape(*y.shape[:2], *positions, m)
-
-    def pull(g: Tensor) -> Tensor:
-        return torch.einsum("fbtm,pbtn->fbpmn", g.flatten(2, -2), a) * sigma
-
-    return LatentNoise(push, pull, F.linear(points.square().sum(0), variance), (P, m, n), key, label)
+def _positions(x: Tensor, m: int) -> Layout:
+    """A matrix as one group, its results as (batch, *positions, m)."""
+    places = x.shape[1:-1]
+    return Layout(
+        lambda w: w.unsqueeze(-3),
+        lambda w: w.squeeze(-3),
+        lambda y: y.squeeze(2).mT.reshape(*y.shape[:2], *places, m),
+        lambda g: (g.flatten(2, -2) if places else g.unsqueeze(2)).mT.unsqueeze(2),
+    )
 
 
-def _through_weight_space(ctx: Context, x: Input, weight: Weight, gaussian: Gaussian) -> list[Noise]:
-    """Kronecker or full covariance used several times: shared draws at the mean, the rest independent."""
-    mean = x.mean
+def _independent(gaussian: Gaussian, diag: Tensor, label: str) -> Noise:
+    """What independent entries of x add: N_t = Σ_j λ_tj Cov(W_·j), independent from place to place.
+
+    For Kronecker (Σ_j A_jj λ_tj)·B, for a full covariance n_t = Σ_j √λ_tj R_j z_tj with R_j a root of Cov(W_·j).
+    """
+    variances = F.linear(diag, gaussian.variance())
+    if isinstance(gaussian, (Diagonal, Rows)):
+        return DiagonalNoise(variances, label)
     if isinstance(gaussian, Kronecker):
-        outputs, inputs = psd_root(gaussian.outputs), psd_root(gaussian.inputs)
-        seen = mean @ inputs  # (batch, n)
-
-        def push(z: Tensor) -> Tensor:
-            return torch.einsum("fbmn,bn->fbm", z, seen) @ outputs.T
-
-        def pull(g: Tensor) -> Tensor:
-            return (g @ outputs).unsqueeze(-1) * seen.unsqueeze(-2)
-
-        shape = tuple(gaussian.shape)
-    else:
-        m, n = gaussian.shape
-        root = psd_root(gaussian.covariance()).reshape(m, n, -1)
-
-        def push(z: Tensor) -> Tensor:
-            return torch.einsum("mnk,fbk,bn->fbm", root, z, mean)
-
-        def pull(g: Tensor) -> Tensor:
-            return torch.einsum("mnk,fbm,bn->fbk", root, g, mean)
-
-        shape = (root.shape[-1],)
-    at_mean = Input(mean, None, None, {})
-    variances = _dense(gaussian, at_mean, weight.name, with_mean=True).diag()
-    noises: list[Noise] = [LatentNoise(push, pull, variances, shape, (weight.name, "mean"), weight.name)]
-    if x.variance is not None:
-        noises.append(_dense(gaussian, x, weight.name, with_mean=False))
-    return noises
+        root, scale = psd_root(gaussian.outputs), (diag @ gaussian.inputs.diagonal()).sqrt().unsqueeze(-1)
+        return LatentNoise(
+            lambda z: z @ root.mT * scale,
+            lambda g: g * scale @ root,
+            variances,
+            tuple(variances.shape[1:]),
+            None,
+            label,
+        )
+    m, n = gaussian.shape
+    blocks = gaussian.covariance().reshape(m, n, m, n).diagonal(dim1=1, dim2=3).permute(2, 0, 1)  # (n, m, m)
+    roots, sigma = psd_root(blocks), diag.sqrt()
+    return LatentNoise(
+        lambda z: torch.einsum("fb...nk,nmk->fb...m", z * sigma.unsqueeze(-1), roots),
+        lambda g: torch.einsum("fb...m,nmk->fb...nk", g, roots) * sigma.unsqueeze(-1),
+        variances,
+        (*diag.shape[1:], m),
+        None,
+        label,
+    )
 
 
 def _bias_noises(bias: Weight, gaussian: Gaussian, y: Tensor) -> list[Noise]:
     """b ~ N(b̄, Σ_b), the same draw at every position and at every use."""
     if isinstance(gaussian, Diagonal) and y.ndim == 2 and bias.uses == 1:
         return [DiagonalNoise(gaussian.variance().expand(y.shape), bias.name)]
-    root = psd_root(gaussian.covariance())  # (m, m)
+    independent = isinstance(gaussian, Diagonal)
+    root = gaussian.variance().sqrt() if independent else psd_root(gaussian.covariance())  # (m,) or (m, m)
     positions = y.shape[1:-1]
     m = root.shape[0]
 
     def push(z: Tensor) -> Tensor:
-        draw = z @ root.T
+        draw = z * root if independent else z @ root.T
         return draw.reshape(*draw.shape[:2], *[1] * len(positions), m).expand(*draw.shape[:2], *positions, m)
 
     def pull(g: Tensor) -> Tensor:
-        return g.flatten(2, -2).sum(2) @ root if positions else g @ root
+        total = g.flatten(2, -2).sum(2) if positions else g
+        return total * root if independent else total @ root
 
     variances = gaussian.variance().expand(y.shape)
     return [LatentNoise(push, pull, variances, (m,), (bias.name, "bias"), bias.name)]

@@ -11,14 +11,20 @@ every draw, E[V] = V(μ) + tr(CΣC)/n. Expanding around s² = E[V] + ε, with c 
 
     m_i  = w_i x̂_i γ − w_i κ_i/(n s³) + b_i,        γ = s·E[(V + ε)^−½] ≈ 1 + ⅜ Var[V]/s⁴,   Cov[c_i, V] = 2κ_i/n
     G_ij = γ w_i/s·(C_ij − x̂_i x̂_j/n)
-    N_ii = w_i²·(x̂_i² q/(4s⁴) + v_i Var[V]/(4s⁶)),    q = 2‖v‖²/n²,  Var[V] = 4cᵀκ/n² + q
+    N    = wwᵀ∘x̂x̂ᵀ·q/(4s⁴) + diag(w²∘v)·Var[V]/(4s⁶),    q = 2‖CΣC‖²/n²,  Var[V] = 4cᵀκ/n² + q
 
-q is the variance of V's own second-order part, which G does not carry. The squared entries of G have a closed form,
+q is the variance of V's own second-order part, which G does not carry: one draw scales the whole group. The
+squared entries of G have a closed form,
 
     Σ_j G_ij² v_j = γ²w_i²/s²·[v_i(1 − 2(k + x̂_i²)/n) + (k Σv + 2k x̂_i Σx̂v + x̂_i² Σx̂²v)/n²],   k = 1 (RMSNorm: 0).
 
-Left out is what a Gaussian does not have: dropout of attention weights is skewed, and a norm behind it loses variance
-that second moments cannot show (a fifth of it in a small encoder).
+**The variance** of the entries, y = n/(n − d)·V with d the correction, is what the norms divide by:
+
+    m = n/(n − d)·E[V],    G = 2cᵀ/(n − d),    N = (n/(n − d))²·q.
+
+Left out is what a Gaussian does not have. Dropout of attention weights is strongly skewed, and a norm behind it loses
+variance that second moments cannot show (a quarter of it in a small encoder; Gaussian noise of the same variance
+loses none).
 
 Symbols: μ, v, λ, u the input's mean, marginal variance, independent part and factor columns.
 """
@@ -35,7 +41,7 @@ from torch import Tensor
 
 from favour.errors import UnsupportedOperation
 from favour.rules.registry import rule
-from favour.surrogate import DiagonalNoise, LinearMap, Noise, Surrogate, compose, scaling
+from favour.surrogate import DiagonalNoise, LatentNoise, LinearMap, Noise, Surrogate, compose, scaling
 from favour.value import Context, Value
 
 aten = torch.ops.aten
@@ -85,6 +91,25 @@ def _spread(x: Value, grouped: Sequence[int], c: Tensor, centred: bool) -> tuple
     return extra - total / n**2, kappa - kappa.mean(-1, keepdim=True)
 
 
+def _second_order(x: Value, centred: bool) -> Tensor:
+    """q = 2‖CΣC‖²/n², the variance of V's second-order part: C only where Σ is more than a diagonal.
+
+    ‖Λ + UUᵀ‖² = Σλ² + 2Σ_k λᵀu_k² + Σ_kl (u_kᵀu_l)².
+    """
+    n = x.mean.shape[-1]
+    total = torch.zeros_like(x.mean[..., :1])
+    lam = x.diag
+    if lam is not None:
+        total = total + lam.square().sum(-1, keepdim=True)
+    if x.factor is not None:
+        u = x.factor - x.factor.mean(-1, keepdim=True) if centred else x.factor
+        if lam is not None:
+            total = total + 2 * (lam * u.square().sum(0)).sum(-1, keepdim=True)
+        gram = torch.einsum("k...i,l...i->kl...", u, u)
+        total = total + gram.square().sum((0, 1)).unsqueeze(-1)
+    return 2 * total / n**2
+
+
 def normalise(
     ctx: Context, x: Value, grouped: Sequence[int], eps: float, weight: Any, bias: Any, *, centred: bool = True
 ) -> Surrogate:
@@ -99,11 +124,13 @@ def normalise(
     s = s2.sqrt()
     hat = c / s
 
-    own = 2 * v.square().sum(-1, keepdim=True) / n**2
+    blocks = {name: block.reshape(block.shape[0], *grouped) for name, block in x.blocks.items()}
+    own = _second_order(Value(mu, None if x.diag is None else x.diag.reshape(grouped), blocks), centred)
     spread = (4 * (c * kappa).sum(-1, keepdim=True) / n**2).clamp_min(0) + own
     gain = 1 + 0.375 * spread / s2.square()  # E[(V + ε)^−½]·s
     mean = hat * gain - kappa / (n * s2 * s)
-    noise = (hat.square() * own + v * spread / s2) / (4 * s2.square())
+    noise = v * spread / (4 * s2 * s2.square())
+    common = hat * own.sqrt() / (2 * s2)  # one draw for the whole group
 
     def forward(d: Tensor) -> Tensor:
         t = d.reshape(d.shape[0], *grouped)
@@ -118,12 +145,28 @@ def normalise(
 
     # The matrix of one group is symmetric: C and x̂x̂ᵀ are, and x̂ is centred.
     G = LinearMap(forward, forward, square)
-    mean, noise = mean.reshape(shape), noise.reshape(shape)
+    mean, noise, common = mean.reshape(shape), noise.reshape(shape), common.reshape(shape)
     if weight is not None:
-        mean, noise = mean * weight, noise * weight.square()
+        mean, noise, common = mean * weight, noise * weight.square(), common * weight
         G = compose(scaling(weight), G)
-    noises: list[Noise] = [DiagonalNoise(noise, f"{ctx.module or 'model'} (norm)")]
+    label = f"{ctx.module or 'model'} (norm)"
+    noises: list[Noise] = [DiagonalNoise(noise, label), _per_group(common, grouped, label)]
     return Surrogate(mean if bias is None else mean + bias, [(x, G)], noises)
+
+
+def _per_group(column: Tensor, grouped: Sequence[int], label: str) -> LatentNoise:
+    """n = column ∘ z with one z for each group."""
+    shape = column.shape
+    inner = tuple(grouped[1:-1])
+    wide = column.reshape(grouped)
+
+    def push(z: Tensor) -> Tensor:
+        return (wide * z.unsqueeze(-1)).reshape(z.shape[0], *shape)
+
+    def pull(g: Tensor) -> Tensor:
+        return (wide * g.reshape(g.shape[0], *grouped)).sum(-1)
+
+    return LatentNoise(push, pull, column.square(), inner, None, label)
 
 
 def _last(x: Tensor, normalized_shape: Sequence[int]) -> tuple[int, ...]:
@@ -187,3 +230,52 @@ def instance_norm(
         return batch_norm(ctx, x, weight, bias, running_mean, running_var, False, momentum, eps, cudnn)
     grouped = (*x.mean.shape[:2], math.prod(x.mean.shape[2:]))
     return normalise(ctx, x, grouped, eps, _per_channel(weight, x.mean), _per_channel(bias, x.mean))
+
+
+def _variance(ctx: Context, x: Value, dim: Any, correction: float, keepdim: bool) -> Surrogate:
+    shape = x.mean.shape
+    dims = (
+        list(range(x.mean.ndim)) if dim is None else [d % x.mean.ndim for d in ([dim] if isinstance(dim, int) else dim)]
+    )
+    if 0 in dims or len(dims) != 1:
+        raise UnsupportedOperation(
+            f"a variance over the dimensions {dims} of a tensor of shape {tuple(shape)} at {ctx.place} has no rule: "
+            "one dimension, and not dimension 0, the batch. Flatten several into one."
+        )
+    axis = dims[0]
+    last = Value(
+        x.mean.movedim(axis, -1),
+        None if x.diag is None else x.diag.movedim(axis, -1),
+        {name: block.movedim(axis + 1, -1) for name, block in x.blocks.items()},
+    )
+    n = shape[axis]
+    c = last.mean - last.mean.mean(-1, keepdim=True)
+    extra, _ = _spread(last, c.shape, c, True)
+    scale = n / (n - correction)
+    mean = scale * (c.square().mean(-1, keepdim=True) + extra.clamp_min(0))
+    slope = (2 * scale / n * c).movedim(-1, axis)
+    own = _second_order(last, True) * scale**2
+
+    def shaped(t: Tensor, at: int) -> Tensor:
+        return t if keepdim else t.squeeze(at)
+
+    G = LinearMap(
+        lambda d: shaped((d * slope).sum(axis + 1, keepdim=True), axis + 1),
+        lambda g: (g if keepdim else g.unsqueeze(axis + 1)) * slope,
+        lambda d: shaped((d * slope.square()).sum(axis, keepdim=True), axis),
+        disjoint=True,
+    )
+    noise = DiagonalNoise(shaped(own.movedim(-1, axis), axis), f"{ctx.module or 'model'} (variance)")
+    return Surrogate(shaped(mean.movedim(-1, axis), axis), [(x, G)], [noise])
+
+
+@rule(aten.var.dim, exactness="linearised", family="norm")
+def var(ctx: Context, x: Value, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Surrogate:
+    return _variance(ctx, x, dim, float(unbiased), keepdim)
+
+
+@rule(aten.var.correction, exactness="linearised", family="norm")
+def var_correction(
+    ctx: Context, x: Value, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
+) -> Surrogate:
+    return _variance(ctx, x, dim, 1.0 if correction is None else correction, keepdim)

@@ -4,13 +4,17 @@ All are bilinear, y = Σ a∘b over the contracted indices. With one operand kno
 uncertain, a = μ_a + δ_a and b = μ_b + δ_b,
 
     y − E[y] = δ_a·μ_b + μ_a·δ_b + (δ_a·δ_b − Cov),     m = μ_a·μ_b + Cov(a, b)
-    G = (·μ_b, μ_a·),    N = diag(Σ v_a v_b + c²),
+    G = (·μ_b, μ_a·),    N = Σ_a∘Σ_b + C∘Cᵀ    (Isserlis)
 
-where · is the product itself, v are marginal variances and c is the covariance of the two factors of each term, known
-from the columns that a and b share. For an element-wise product of Gaussians mean and marginal variance are exact
-(Isserlis: Var[δ_a δ_b] = v_a v_b + c²); a contraction takes its second-order terms as uncorrelated with each other and
-leaves out c²: only m and G are exact there. Independent parts of a and b count as uncorrelated unless a and b are one
-tensor with equal indices.
+where · is the product itself and C = Cov(a, b) is known from the columns that a and b share. For element-wise products
+of Gaussians m, G and N are exact, a broadcast operand included: its one draw meets many entries. A contraction keeps
+the correlation of what comes from columns and takes the rest, terms with an independent part, by its variances. Too
+many columns, and variances are all that is kept. Independent parts of a and b count as uncorrelated unless a and b are
+one tensor with equal indices.
+
+What no second moment shows is skewness. A product of two tensors behind the same dropout, (μ_a + δ_a)(μ_b + δ_b) with
+E[δ³] ≠ 0, has Cov(δ, δ²) ≠ 0 between its linear and its quadratic part: with a rate of 0.2 on 32 units the covariance
+comes out a tenth to a quarter too large, with Gaussian noise within 2 to 10 %.
 
 A quotient a/b is the product of a with 1/b, by the delta method: m_{1/b} = 1/μ + v/μ³, slope −1/μ².
 
@@ -21,7 +25,7 @@ Indices. Every product is written with one letter for each axis, `ia, ib -> io`;
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +36,17 @@ from favour.posterior import Diagonal
 from favour.rules.linear import linear
 from favour.rules.registry import rule
 from favour.rules.shape import broadcast
-from favour.surrogate import DiagonalNoise, LinearMap, Noise, Surrogate, compose, scaling
+from favour.surrogate import (
+    DiagonalNoise,
+    LatentNoise,
+    LinearMap,
+    Noise,
+    Surrogate,
+    compose,
+    factor_noise,
+    identity,
+    scaling,
+)
 from favour.value import Context, Value, Weight, mean_of
 
 aten = torch.ops.aten
@@ -50,6 +64,10 @@ def shared_covariance(a: Value, b: Value) -> list[tuple[Tensor, Tensor]]:
     return [(a.blocks[name], b.blocks[name]) for name in a.blocks if name in b.blocks]
 
 
+# Second-order noises are kept with their correlations while they have at most this many columns.
+COLUMNS = 160
+
+
 def multiply(ctx: Context, a: Value, b: Value) -> Surrogate:
     """a∘b of two uncertain tensors, with broadcasting."""
     if a is b:  # one map, so that its independent part is not counted as two
@@ -58,17 +76,74 @@ def multiply(ctx: Context, a: Value, b: Value) -> Surrogate:
     mean = a.mean * b.mean
     out = mean.shape
     expand_a, expand_b = broadcast(a.mean.shape, out), broadcast(b.mean.shape, out)
-    noise = a.variance * b.variance
-    pairs = shared_covariance(a, b)
-    if pairs:
-        c = sum((expand_a.apply(p) * expand_b.apply(q)).sum(0) for p, q in pairs)
-        assert isinstance(c, Tensor)
-        mean, noise = mean + c, noise + c.square()
+    for p, q in shared_covariance(a, b):
+        mean = mean + (expand_a.apply(p) * expand_b.apply(q)).sum(0)
     maps = [
         (a, compose(scaling(b.mean), expand_a)),
         (b, compose(scaling(a.mean), expand_b)),
     ]
-    return Surrogate(mean, maps, [DiagonalNoise(noise, _label(ctx))])
+    return Surrogate(mean, maps, second_order(a, b, expand_a, expand_b, out, _label(ctx)))
+
+
+def second_order(
+    a: Value, b: Value, expand_a: LinearMap, expand_b: LinearMap, out: torch.Size, label: str
+) -> list[Noise]:
+    """The noise δ_a∘δ_b − Cov, of covariance Σ_a∘Σ_b + C∘Cᵀ after broadcasting.
+
+    With δ_a = √λ_a ε + Uᵀz, δ_b = √λ_b ε′ + Wᵀz over the union of their latent variables z, it has four parts:
+    λ_aλ_b, which is diagonal; √λ_a ε∘Wᵀz, diagonal unless a is broadcast, when one ε meets many entries; the same the
+    other way round; and Σ_k<l (u_k∘w_l + u_l∘w_k) z_k z_l + Σ_k u_k∘w_k (z_k² − 1).
+    """
+    diag: Tensor = torch.zeros(out, dtype=a.mean.dtype, device=a.mean.device)
+    noises: list[Noise] = []
+    if a.diag is not None and b.diag is not None:
+        diag = diag + a.diag * b.diag
+    for x, y, expand_x, expand_y in ((a, b, expand_a, expand_b), (b, a, expand_b, expand_a)):
+        if x.diag is None or y.factor is None:
+            continue
+        if expand_x.disjoint or y.factor.shape[0] > COLUMNS:
+            diag = diag + x.diag * y.factor.square().sum(0)
+        else:
+            noises.append(_draw_times_columns(x.diag, expand_y.apply(y.factor), expand_x, label))
+    if a.factor is not None and b.factor is not None:
+        names, sizes = _latents(a, b)
+        R = sum(sizes.values())
+        if R * (R + 1) // 2 <= COLUMNS:
+            U, W = (_aligned(x, e, names, sizes, out) for x, e in ((a, expand_a), (b, expand_b)))
+            noises.append(_pairs(lambda i, j: U[i] * W[j], R, label))
+        else:
+            c = torch.zeros_like(diag)
+            for p, q in shared_covariance(a, b):
+                c = c + (expand_a.apply(p) * expand_b.apply(q)).sum(0)
+            diag = diag + a.factor.square().sum(0) * b.factor.square().sum(0) + c.square()
+    return [DiagonalNoise(diag, label), *noises]
+
+
+def _aligned(x: Value, expand: LinearMap, names: list[Any], sizes: dict[Any, int], out: torch.Size) -> Tensor:
+    """The columns of x for every latent variable in `names`, zero where x does not have them: (R, *out)."""
+    zero = x.mean.new_zeros(1, *out)
+    parts = [expand.apply(x.blocks[name]) if name in x.blocks else zero.expand(sizes[name], *out) for name in names]
+    return torch.cat(parts)
+
+
+def _draw_times_columns(diag: Tensor, columns: Tensor, expand: LinearMap, label: str) -> LatentNoise:
+    """n = Σ_k w_k ∘ E(√λ ∘ z_k) with E a broadcast: one draw for every entry of λ and column k."""
+    sigma = diag.clamp_min(0).sqrt()
+    shape = diag.shape
+    r = columns.shape[0]
+
+    def push(z: Tensor) -> Tensor:
+        total = columns.new_zeros(z.shape[0], *columns.shape[1:])
+        for k in range(r):
+            total = total + columns[k] * expand.apply(z[:, :, k].reshape(z.shape[0], *shape) * sigma)
+        return total
+
+    def pull(g: Tensor) -> Tensor:
+        parts = [expand.transpose(g * columns[k]) * sigma for k in range(r)]
+        return torch.stack([part.reshape(g.shape[0], columns.shape[1], -1) for part in parts], 2)
+
+    variances = columns.square().sum(0) * expand.square(diag)
+    return LatentNoise(push, pull, variances, (r, sigma[:1].numel()), None, label)
 
 
 def divide(ctx: Context, a: Any, b: Value) -> Surrogate:
@@ -125,16 +200,56 @@ def bilinear(ctx: Context, a: Any, b: Any, ia: str, ib: str, io: str) -> Surroga
         maps.append((b, _partial(y, x, ib, ia, io)))
     noises: list[Noise] = []
     if isinstance(a, Value) and isinstance(b, Value):
-        variance = torch.einsum(f"{ia},{ib}->{io}", a.variance, b.variance)
         for p, q in shared_covariance(a, b):
             mean = mean + torch.einsum(f"{FOLD}{ia},{FOLD}{ib}->{io}", p, q)
         if a is b and ia == ib:
             if a.diag is not None:
                 mean = mean + torch.einsum(f"{ia}->{io}", a.diag)
-            variance = 2 * variance
+            variance = 2 * torch.einsum(f"{ia},{ib}->{io}", a.variance, b.variance)
             maps = [(a, compose(scaling(2.0), maps[0][1]))]
-        noises.append(DiagonalNoise(variance, _label(ctx)))
+            noises.append(DiagonalNoise(variance, _label(ctx)))
+        else:
+            noises += _contracted(a, b, ia, ib, io, _label(ctx))
     return Surrogate(mean, maps, noises)
+
+
+def _contracted(a: Value, b: Value, ia: str, ib: str, io: str, label: str) -> list[Noise]:
+    """The second-order noise of a contraction: columns with columns as they are, the rest by its variances."""
+
+    def marginal(v: Tensor, w: Tensor) -> Tensor:
+        return torch.einsum(f"{ia},{ib}->{io}", v, w)
+
+    if a.factor is None or b.factor is None:
+        return [DiagonalNoise(marginal(a.variance, b.variance), label)]
+    names, sizes = _latents(a, b)
+    R = sum(sizes.values())
+    if R * (R + 1) // 2 > COLUMNS:
+        return [DiagonalNoise(marginal(a.variance, b.variance), label)]
+    noises: list[Noise] = []
+    if a.diag is not None or b.diag is not None:
+        both = marginal(a.variance, b.variance)
+        rest = both - marginal(a.factor.square().sum(0), b.factor.square().sum(0))
+        noises.append(DiagonalNoise(rest.clamp_min(0), label))
+    U, W = (_aligned(x, identity(), names, sizes, x.mean.shape) for x in (a, b))
+
+    def times(i: Tensor, j: Tensor) -> Tensor:
+        return torch.einsum(f"{FOLD}{ia},{FOLD}{ib}->{FOLD}{io}", U[i], W[j])
+
+    return [*noises, _pairs(times, R, label)]
+
+
+def _latents(a: Value, b: Value) -> tuple[list[Any], dict[Any, int]]:
+    """The latent variables of both, and how many columns each has."""
+    names = list(dict.fromkeys([*a.blocks, *b.blocks]))
+    return names, {name: (a.blocks[name] if name in a.blocks else b.blocks[name]).shape[0] for name in names}
+
+
+def _pairs(times: Callable[[Tensor, Tensor], Tensor], R: int, label: str) -> LatentNoise:
+    """Σ_k<l (u_k·w_l + u_l·w_k) z_k z_l + Σ_k u_k·w_k (z_k² − 1), with `times(i, j)` the products u_i·w_j."""
+    k, m = torch.triu_indices(R, R)
+    both = times(k, m) + times(m, k)
+    halved = (k == m).to(both).reshape(-1, *[1] * (both.ndim - 1)) * (1 - 0.5**0.5)  # √2 u_k·w_k
+    return factor_noise(both * (1 - halved), None, label)
 
 
 def _partial(x: Tensor, y: Tensor, ia: str, ib: str, io: str) -> LinearMap:
@@ -186,7 +301,7 @@ def _transposed(ctx: Context, weight: Weight) -> Weight:
         )
     gaussian = None if weight.gaussian is None else Diagonal(weight.gaussian.variance().mT)
     latents = None if weight.latents is None else weight.latents.mT
-    return Weight(weight.name, weight.mean.mT, gaussian, None, latents, weight.uses)
+    return Weight(weight.name, weight.mean.mT, gaussian, None, latents, weight.uses, weight.mixed, turned=True)
 
 
 @rule(aten.baddbmm.default, exactness="moment-matched", family="product")

@@ -72,14 +72,14 @@ def rule(
 
     Example:
         >>> import torch, favour
-        >>> @favour.rule(torch.ops.aten.channel_shuffle.default, exactness="exact")
-        ... def channel_shuffle(ctx, x, groups):
-        ...     def shuffle(t, n):  # the channels are dimension 1, behind the fold axis 2
-        ...         return t.unflatten(2, (n, -1)).transpose(2, 3).flatten(2, 3)
-        ...
-        ...     count = x.mean.shape[1] // groups
-        ...     G = favour.structural(lambda d: shuffle(d, groups), lambda g: shuffle(g, count))
-        ...     return favour.Surrogate(torch.channel_shuffle(x.mean, groups), [(x, G)])
+        >>> @favour.rule(torch.ops.aten.narrow_copy.default, exactness="exact")
+        ... def narrow_copy(ctx, x, dim, start, length):
+        ...     d = dim % x.mean.ndim + 1  # deviations have one more axis in front
+        ...     def put(g):
+        ...         zeros = g.new_zeros(g.shape[0], *x.mean.shape)
+        ...         return zeros.slice_scatter(g, d, start, start + length)
+        ...     G = favour.structural(lambda v: v.narrow(d, start, length), put)
+        ...     return favour.Surrogate(x.mean.narrow(dim, start, length), [(x, G)])
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,54 @@
+"""A parameter as an uncertain tensor: one draw for each input, the same wherever the input reads it.
+
+    y = p for every input of the batch,    m = p̄,    N = diag(σ²) (and columns of draws shared between layers).
+
+Norm weights, scales, class tokens and position tables go through the rules of the operations that read them.
+`favour.drawn` puts this operation into the graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from favour.errors import UnsupportedOperation
+from favour.posterior import Diagonal
+from favour.rules.registry import rule
+from favour.surrogate import DiagonalNoise, Noise, Surrogate, factor_noise
+from favour.value import Context, Weight, mean_of
+
+_LIBRARY = torch.library.Library("favour", "FRAGMENT")
+_LIBRARY.define("drawn(Tensor parameter, Tensor like, bool squeeze=False) -> Tensor")
+
+
+def _for_each(parameter: Tensor, like: Tensor, squeeze: bool = False) -> Tensor:
+    """The parameter for every input of `like`, the batch in front; `squeeze` drops a first dimension of one."""
+    inner = parameter.squeeze(0) if squeeze else parameter
+    return inner.unsqueeze(0).expand(like.shape[0], *inner.shape)
+
+
+_LIBRARY.impl("drawn", _for_each, "CompositeImplicitAutograd")
+drawn = torch.ops.favour.drawn.default
+
+
+@rule(drawn, exactness="exact", family="parameter", weights=True)
+def drawn_parameter(ctx: Context, parameter: Any, like: Any, squeeze: bool = False) -> Surrogate:
+    if not isinstance(parameter, Weight):
+        raise UnsupportedOperation(f"`favour::drawn` at {ctx.place} takes a parameter that has a posterior.")
+    like = mean_of(like)
+    mean = _for_each(parameter.mean, like, squeeze)
+    noises: list[Noise] = []
+    if parameter.gaussian is not None:
+        if not isinstance(parameter.gaussian, Diagonal):
+            raise UnsupportedOperation(
+                f"`{parameter.name}` at {ctx.place} has a posterior of kind {type(parameter.gaussian).__name__}; "
+                "outside linear layers and convolutions only mean-field posteriors are supported."
+            )
+        noises.append(DiagonalNoise(_for_each(parameter.gaussian.variance(), like, squeeze), parameter.name))
+    if parameter.latents is not None:
+        columns = parameter.latents.squeeze(1) if squeeze else parameter.latents
+        wide = columns.unsqueeze(1).expand(columns.shape[0], *mean.shape)
+        noises.append(factor_noise(wide, "latents", parameter.name))
+    return Surrogate(mean, [], noises)

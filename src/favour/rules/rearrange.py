@@ -1,0 +1,284 @@
+"""More operations that move numbers about: windows, diagonals, triangles, running sums, rolling, tiling, scattering.
+
+All are linear with constant entries, so exact; see `shape` for the conventions. None may touch dimension 0, the batch.
+
+    cumsum        y_i = Σ_{j ≤ i} x_j,               transposed: the running sum from the end
+    diff          y_i = x_{i+1} − x_i,               transposed: −g_i + g_{i−1}
+    unfold        y_wk = x_{w·step + k},             transposed: add up what went to several windows
+    triu, tril    a mask, its own transpose
+    scatter_add   y = x + Sᵀ source, index_add too,  transposed: g, and the entries of g at the indices
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from favour.errors import UnsupportedOperation
+from favour.rules.registry import linear_map, rule
+from favour.rules.shape import _expand, _permuting, _pieces, _swap, cat
+from favour.surrogate import LinearMap, Surrogate, identity, scaling, structural
+from favour.value import Context, Value, mean_of
+
+aten = torch.ops.aten
+
+
+def _event(x: Tensor, dim: int, what: str) -> int:
+    """A dimension that is not the batch, counted from the front."""
+    dim = dim % x.ndim
+    if dim == 0:
+        raise UnsupportedOperation(
+            f"`{what}` over dimension 0 of a tensor of shape {tuple(x.shape)} mixes the inputs of a batch; predictions "
+            "are per input. Use another dimension."
+        )
+    return dim
+
+
+def _last_two(x: Tensor) -> list[int]:
+    return _swap(x, -2, -1)
+
+
+def _move_list(x: Tensor, source: Sequence[int], destination: Sequence[int]) -> list[int]:
+    to = {d % x.ndim: s % x.ndim for s, d in zip(source, destination, strict=True)}
+    rest = iter([d for d in range(x.ndim) if d not in to.values()])
+    return [to[d] if d in to else next(rest) for d in range(x.ndim)]
+
+
+# The conjugate transpose of a real matrix is its transpose.
+linear_map(aten.mT.default, aten.mH.default, aten.adjoint.default, make=_permuting(_last_two), family="shape")
+linear_map(aten.movedim.intlist, make=_permuting(_move_list), family="shape")
+linear_map(aten.swapdims.default, make=_permuting(_swap), family="shape")
+linear_map(aten.positive.default, make=lambda x: (x, identity()), family="arithmetic")
+
+
+def _broadcast_to(x: Tensor, size: Sequence[int]) -> tuple[Tensor, LinearMap]:
+    return _expand(x, size)
+
+
+linear_map(aten.broadcast_to.default, make=_broadcast_to, family="shape")
+
+
+def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> tuple[Tensor, LinearMap]:
+    if not dims:
+        raise UnsupportedOperation(
+            f"`roll` of a tensor of shape {tuple(x.shape)} without dimensions rolls through dimension 0, the batch; "
+            "name the dimensions."
+        )
+    folded = [_event(x, d, "roll") + 1 for d in dims]
+    there, back = list(shifts), [-s for s in shifts]
+    return x.roll(there, list(dims)), structural(lambda d: d.roll(there, folded), lambda g: g.roll(back, folded))
+
+
+linear_map(aten.roll.default, make=_roll, family="shape")
+
+
+def _rotate(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> tuple[Tensor, LinearMap]:
+    plane = [_event(x, d, "rot90") + 1 for d in dims]
+    return x.rot90(k, list(dims)), structural(lambda d: d.rot90(k, plane), lambda g: g.rot90(-k, plane))
+
+
+linear_map(aten.rot90.default, make=_rotate, family="shape")
+
+
+def _interleave(
+    x: Tensor, repeats: int, dim: int | None = None, *, output_size: Any = None
+) -> tuple[Tensor, LinearMap]:
+    if dim is None:
+        raise UnsupportedOperation(
+            f"`repeat_interleave` of a tensor of shape {tuple(x.shape)} without a dimension flattens dimension 0, the "
+            "batch; name a dimension."
+        )
+    at = _event(x, dim, "repeat_interleave") + 1
+
+    def transpose(g: Tensor) -> Tensor:
+        return g.unflatten(at, (g.shape[at] // repeats, repeats)).sum(at + 1)
+
+    y = x.repeat_interleave(repeats, dim)
+    return y, structural(lambda d: d.repeat_interleave(repeats, at), transpose, disjoint=repeats == 1)
+
+
+linear_map(aten.repeat_interleave.self_int, make=_interleave, family="shape")
+
+
+def _triangle(op: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, LinearMap]]:
+    def make(x: Tensor, diagonal: int = 0) -> tuple[Tensor, LinearMap]:
+        if x.ndim < 3:
+            _event(x, 0, "triu or tril")
+        mask = op(x.new_ones(x.shape[-2:]), diagonal)
+        return op(x, diagonal), scaling(mask)
+
+    return make
+
+
+linear_map(aten.triu.default, make=_triangle(torch.triu), family="shape")
+linear_map(aten.tril.default, make=_triangle(torch.tril), family="shape")
+
+
+def _cumsum(x: Tensor, dim: int, *, dtype: Any = None) -> tuple[Tensor, LinearMap]:
+    at = _event(x, dim, "cumsum") + 1
+
+    def transpose(g: Tensor) -> Tensor:
+        return g.flip(at).cumsum(at).flip(at)
+
+    return x.cumsum(dim), structural(lambda d: d.cumsum(at), transpose, disjoint=x.shape[at - 1] < 2)
+
+
+linear_map(aten.cumsum.default, make=_cumsum, family="reduction")
+
+
+def _diff(x: Tensor, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> tuple[Tensor, LinearMap]:
+    if n != 1 or prepend is not None or append is not None:
+        raise UnsupportedOperation(
+            f"`diff` of a tensor of shape {tuple(x.shape)}, of order {n} or with rows before or behind it, has no "
+            "rule; use order 1, and `torch.cat` before it, over any but dimension 0, the batch."
+        )
+    at = _event(x, dim, "diff") + 1
+
+    def transpose(g: Tensor) -> Tensor:
+        zero = torch.zeros_like(g.narrow(at, 0, 1))
+        return torch.cat([zero, g], at) - torch.cat([g, zero], at)
+
+    def square(v: Tensor) -> Tensor:
+        count = v.shape[at - 1] - 1
+        return v.narrow(at - 1, 0, count) + v.narrow(at - 1, 1, count)
+
+    return x.diff(dim=dim), LinearMap(lambda d: d.diff(dim=at), transpose, square)
+
+
+linear_map(aten.diff.default, make=_diff, family="reduction")
+
+
+def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> tuple[Tensor, LinearMap]:
+    one, two = _event(x, dim1, "diagonal") + 1, _event(x, dim2, "diagonal") + 1
+    before = x.shape
+
+    def put(g: Tensor) -> Tensor:
+        return aten.diagonal_scatter.default(g.new_zeros(g.shape[0], *before), g, offset, one, two)
+
+    return x.diagonal(offset, dim1, dim2), structural(lambda d: d.diagonal(offset, one, two), put)
+
+
+linear_map(aten.diagonal.default, make=_diagonal, family="shape")
+
+
+def _diag_embed(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> tuple[Tensor, LinearMap]:
+    y = torch.diag_embed(x, offset, dim1, dim2)
+    one, two = _event(y, dim1, "diag_embed") + 1, _event(y, dim2, "diag_embed") + 1
+    return y, structural(
+        lambda d: torch.diag_embed(d, offset, one, two), lambda g: g.diagonal(offset, one, two), disjoint=True
+    )
+
+
+linear_map(aten.diag_embed.default, make=_diag_embed, family="shape")
+
+
+def _unfold(x: Tensor, dim: int, size: int, step: int) -> tuple[Tensor, LinearMap]:
+    at = _event(x, dim, "unfold") + 1
+    before = x.shape
+
+    def transpose(g: Tensor) -> Tensor:
+        places = torch.arange(before[at - 1], device=g.device).unfold(0, size, step).reshape(-1)
+        # Windows and their entries side by side in place of the dimension.
+        entries = g.movedim(-1, at + 1).flatten(at, at + 1)
+        return g.new_zeros(g.shape[0], *before).index_add(at, places, entries)
+
+    return x.unfold(dim, size, step), structural(lambda d: d.unfold(at, size, step), transpose, disjoint=step >= size)
+
+
+linear_map(aten.unfold.default, make=_unfold, family="shape")
+
+
+@rule(aten.tensor_split.sections, exactness="exact", family="shape")
+def tensor_split(ctx: Context, x: Value, sections: int, dim: int = 0) -> list[Surrogate]:
+    size, more = divmod(x.mean.shape[dim], sections)
+    return _pieces(x, dim, [size + (i < more) for i in range(sections)])
+
+
+@rule(aten.tensor_split.indices, exactness="exact", family="shape")
+def tensor_split_at(ctx: Context, x: Value, indices: Sequence[int], dim: int = 0) -> list[Surrogate]:
+    total = x.mean.shape[dim]
+    ends = [min(max(i + total if i < 0 else i, 0), total) for i in indices]
+    starts = [0, *ends]
+    return _pieces(x, dim, [max(b - a, 0) for a, b in zip(starts, [*ends, total], strict=True)])
+
+
+@rule(aten.hstack.default, exactness="exact", family="shape")
+def hstack(ctx: Context, tensors: list[Any]) -> Surrogate:
+    return cat(ctx, tensors, 1)
+
+
+@rule(aten.scatter_add.default, exactness="exact", family="shape")
+def scatter_add(ctx: Context, x: Any, dim: int, index: Any, source: Any) -> Surrogate:
+    """x with the entries of `source` added at known places."""
+    _known_index(ctx, "scatter_add", index)
+    at = _event(mean_of(x), dim, "scatter_add") + 1
+    mean = mean_of(x).scatter_add(dim, index, mean_of(source))
+
+    def folded(t: Tensor) -> Tensor:
+        return index.unsqueeze(0).expand(t.shape[0], *index.shape)
+
+    return _added(
+        x,
+        source,
+        mean,
+        lambda d: d.new_zeros(d.shape[0], *mean.shape).scatter_add(at, folded(d), d),
+        lambda g: g.gather(at, folded(g)),
+    )
+
+
+@rule(aten.index_add.default, exactness="exact", family="shape")
+def index_add(ctx: Context, x: Any, dim: int, index: Any, source: Any, *, alpha: float = 1) -> Surrogate:
+    _known_index(ctx, "index_add", index)
+    at = _event(mean_of(x), dim, "index_add") + 1
+    mean = mean_of(x).index_add(dim, index, mean_of(source), alpha=alpha)
+    return _added(
+        x,
+        source,
+        mean,
+        lambda d: d.new_zeros(d.shape[0], *mean.shape).index_add(at, index, d, alpha=alpha),
+        lambda g: alpha * g.index_select(at, index),
+        alpha,
+    )
+
+
+def _known_index(ctx: Context, what: str, index: Any) -> None:
+    if isinstance(index, Value):
+        raise UnsupportedOperation(f"`{what}` at {ctx.place} with an uncertain index has no rule.")
+
+
+def _added(
+    x: Any,
+    source: Any,
+    mean: Tensor,
+    put: Callable[[Tensor], Tensor],
+    take: Callable[[Tensor], Tensor],
+    alpha: float = 1,
+) -> Surrogate:
+    maps: list[tuple[Any, LinearMap]] = [(x, identity())] if isinstance(x, Value) else []
+    if isinstance(source, Value):
+        # Every entry of the source goes to one place.
+        square = (lambda v: alpha * put(v.unsqueeze(0)).squeeze(0)) if alpha != 1 else None
+        G = structural(put, take)
+        maps.append((source, G if square is None else LinearMap(put, take, square, disjoint=True)))
+    return Surrogate(mean, maps)
+
+
+@rule(aten.tile.default, exactness="exact", family="shape")
+def tile(ctx: Context, x: Value, dims: Sequence[int]) -> Surrogate:
+    """`repeat`, with ones in front where there are fewer counts than dimensions."""
+    counts = [1] * (x.mean.ndim - len(dims)) + list(dims)
+    mean = x.mean.repeat(*counts)
+    if len(counts) > x.mean.ndim or counts[0] != 1:
+        _event(x.mean, 0, "tile")
+    split = [s for pair in zip(counts, x.mean.shape, strict=True) for s in pair]
+    before = x.mean.shape
+
+    def transpose(g: Tensor) -> Tensor:
+        return g.reshape(g.shape[0], *split).sum(list(range(1, 2 * len(counts) + 1, 2))).reshape(g.shape[0], *before)
+
+    G = structural(lambda d: d.repeat(1, *counts), transpose, disjoint=math.prod(counts) == 1)
+    return Surrogate(mean, [(x, G)])

@@ -1,0 +1,152 @@
+"""The windows of pooling: boxes, axis by axis.
+
+`Box` lists, for every window at once, its first, second, … entry, and maps weights of the entries back: a maximum over
+windows is then written once, for tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from favour.rules.pooling import spans
+from favour.surrogate import LinearMap
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows along one axis: which entry is the j-th of each of them.
+
+    Attributes:
+        dim: The axis, counted from the end (negative), so that a fold axis in front does not matter.
+        size: Entries along the axis.
+        count: Windows.
+        window: Entries of a window, j = 0 … window − 1.
+        stride, dilation, padding: Entry j of window t is t·stride + j·dilation − padding, where there is one.
+        spans: Windows of unequal lengths instead (adaptive pooling): first entry and length.
+    """
+
+    dim: int
+    size: int
+    count: int
+    window: int
+    stride: int = 1
+    dilation: int = 1
+    padding: int = 0
+    spans: tuple[tuple[int, int], ...] | None = None
+
+    @classmethod
+    def regular(cls, dim: int, size: int, k: int, stride: int, padding: int, dilation: int, ceil: bool) -> Windows:
+        reach = size + 2 * padding - dilation * (k - 1) - 1
+        count = -(-reach // stride) + 1 if ceil else reach // stride + 1
+        if ceil and (count - 1) * stride >= size + padding:  # a window has to begin inside
+            count -= 1
+        return cls(dim, size, count, k, stride, dilation, padding)
+
+    @classmethod
+    def adaptive(cls, dim: int, size: int, count: int) -> Windows:
+        if size % count == 0:
+            return cls(dim, size, count, size // count, size // count)
+        unequal = spans(size, count)
+        return cls(dim, size, count, max(length for _, length in unequal), spans=tuple(unequal))
+
+    @property
+    def disjoint(self) -> bool:
+        return self.spans is None and (self.dilation * (self.window - 1) < self.stride or self.window == 1)
+
+    def _index(self, j: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Entry j of each window of unequal length, and whether there is one."""
+        assert self.spans is not None
+        at = [start + min(j, length - 1) for start, length in self.spans]
+        return torch.tensor(at, device=device), torch.tensor([j < length for _, length in self.spans], device=device)
+
+    def entries(self, t: Tensor, fill: float) -> list[Tensor]:
+        """The first, second, … entry of every window, each of `count` along the axis; `fill` where there is none."""
+        if self.spans is not None:
+            shape = [-1] + [1] * (-self.dim - 1)
+            indices = [self._index(j, t.device) for j in range(self.window)]
+            return [torch.where(ok.reshape(shape), t.index_select(self.dim, at), fill) for at, ok in indices]
+        last = (self.count - 1) * self.stride + 1
+        after = max(0, last + self.dilation * (self.window - 1) - self.size - self.padding)
+        if self.padding or after:
+            t = F.pad(t, [0, 0] * (-self.dim - 1) + [self.padding, after], value=fill)
+        starts = [j * self.dilation for j in range(self.window)]
+        return [t[self._slice(start, start + last)] for start in starts]
+
+    def _slice(self, start: int, stop: int) -> tuple[Any, ...]:
+        return (..., slice(start, stop, self.stride), *[slice(None)] * (-self.dim - 1))
+
+    def gather(self, parts: Sequence[Tensor]) -> Tensor:
+        """The adjoint of `entries`: every part added where its entries came from."""
+        like = parts[0]
+        shape = list(like.shape)
+        if self.spans is not None:
+            shape[self.dim] = self.size
+            total = like.new_zeros(shape)
+            for j, part in enumerate(parts):
+                at, ok = self._index(j, like.device)
+                total = total.index_add(self.dim, at, part * ok.reshape([-1] + [1] * (-self.dim - 1)))
+            return total
+        if self.stride == self.window and self.dilation == 1 and self.padding == 0:  # tiles
+            dim = self.dim + like.ndim
+            tiled = torch.stack(list(parts), dim + 1).flatten(dim, dim + 1)
+            after = self.size - self.count * self.window
+            return tiled if after == 0 else F.pad(tiled, [0, 0] * (-self.dim - 1) + [0, after])
+        last = (self.count - 1) * self.stride + 1
+        shape[self.dim] = max(self.padding + self.size, last + self.dilation * (self.window - 1))
+        dim = self.dim + like.ndim
+        total = like.new_zeros(shape)
+        for j, part in enumerate(parts):
+            start = j * self.dilation
+            old = 0 if j == 0 or self.disjoint else total[self._slice(start, start + last)]
+            total = aten.slice_scatter.default(total, part + old, dim, start, start + last, self.stride)
+        return total.narrow(self.dim, self.padding, self.size)
+
+
+@dataclass(frozen=True)
+class Box:
+    """Windows along several axes."""
+
+    axes: tuple[Windows, ...]
+
+    @property
+    def disjoint(self) -> bool:
+        return all([axis.disjoint for axis in self.axes])
+
+    def entries(self, t: Tensor, fill: float) -> list[Tensor]:
+        """The first, second, … entry of every window; `fill` where there is none."""
+        parts = [t]
+        for axis in self.axes:
+            parts = [entry for part in parts for entry in axis.entries(part, fill)]
+        return parts
+
+    def gather(self, parts: Sequence[Tensor]) -> Tensor:
+        """The adjoint of `entries`."""
+        left = list(parts)
+        for axis in reversed(self.axes):
+            left = [axis.gather(left[i : i + axis.window]) for i in range(0, len(left), axis.window)]
+        return left[0]
+
+    def routing(self, weights: Sequence[Tensor]) -> LinearMap:
+        """(Gx)_window = Σ_j weights_j · entry j. One path leads from an entry to a window, so squares are plain."""
+
+        def mix(d: Tensor, factors: Sequence[Tensor]) -> Tensor:
+            parts = self.entries(d, 0.0)
+            total = parts[0] * factors[0]
+            for part, factor in zip(parts[1:], factors[1:], strict=True):
+                total = torch.addcmul(total, part, factor)
+            return total
+
+        return LinearMap(
+            lambda d: mix(d, weights),
+            lambda g: self.gather([g * w for w in weights]),
+            lambda v: mix(v, [w.square() for w in weights]),
+            disjoint=self.disjoint,
+        )
