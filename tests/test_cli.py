@@ -4,7 +4,10 @@ import builtins
 import dataclasses
 import importlib
 import io
+import json
 import sys
+import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from typer.testing import CliRunner
 import favour.cli
 from favour.errors import InvalidValue
 from favour.experiments import MissingExtra, digits, require
+from favour.experiments import reproduce as experiments_reproduce
 
 
 def run(*arguments: str):
@@ -91,8 +95,54 @@ def test_missing_experiment_package_names_the_extra():
 def test_demo_passes_its_options_on(monkeypatch):
     given = {}
     monkeypatch.setattr(digits, "main", lambda **options: given.update(options))
-    assert run("demo", "--epochs", "7", "--seed", "3", "--threads", "2").exit_code == 0
-    assert given == {"epochs": 7, "seed": 3, "threads": 2}
+    assert run("demo", "--epochs", "7", "--seed", "3", "--threads", "2", "--out", "x").exit_code == 0
+    assert given == {"epochs": 7, "seed": 3, "threads": 2, "out": Path("x")}
+
+
+def test_demo_ends_with_a_report(monkeypatch, tmp_path):
+    seen = []
+    module = types.ModuleType("favour.report")
+    module.build = lambda folder: seen.append(folder) or folder / "report.html"
+    monkeypatch.setitem(sys.modules, "favour.report", module)
+    monkeypatch.setattr(favour, "report", module, raising=False)
+    data, model = digits.load(), digits.network()
+    list(digits.train(model, data, epochs=1))
+    rows = (digits.Row("plain", 0.9, 0.3, 0.02, None, 1.0, 1.0),)
+    comparison = digits.Comparison(rows, 500, 0.04, len(data.test_x), 1)
+    assert digits.write(comparison, model, data, 1, 0, tmp_path) == tmp_path / "report.html"
+    assert seen == [tmp_path]
+    content = json.loads((tmp_path / "demo.json").read_text())
+    assert content["experiment"] == "demo" and content["rows"][0]["covariance_error"] is None
+    for curve in content["reliability"].values():
+        assert sum(curve["count"]) == len(data.test_x)
+        assert len(curve["confidence"]) == len(curve["accuracy"]) == len(curve["count"])
+    p = model(data.test_x).softmax(-1)
+    overall = sum(
+        a * c for a, c in zip(*(content["reliability"]["plain"][k] for k in ("accuracy", "count")), strict=True)
+    )
+    assert overall == pytest.approx((p.argmax(1) == data.test_y).sum().item())
+
+
+def test_reproduce_passes_its_options_on(monkeypatch, tmp_path):
+    given = []
+    monkeypatch.setattr(experiments_reproduce, "reproduce", lambda *options: given.append(options))
+    before = torch.get_num_threads()
+    try:
+        chosen = ("--profile", "paper", "--data", "d", "--out", str(tmp_path), "--seed", "3", "--checkpoints", "c")
+        assert run("reproduce", "ood", *chosen).exit_code == 0
+    finally:
+        torch.set_num_threads(before)
+    assert given == [("ood", "paper", "d", "cpu", tmp_path, Path("c"), 3)]
+    assert run("reproduce", "everything").exit_code == 2
+    assert run("reproduce", "ood", "--profile", "slow").exit_code == 2
+
+
+def test_report_is_rebuilt(monkeypatch, tmp_path):
+    module = types.ModuleType("favour.report")
+    module.build = lambda folder: folder / "report.html"
+    monkeypatch.setitem(sys.modules, "favour.report", module)
+    result = run("report", str(tmp_path))
+    assert result.exit_code == 0 and "report.html" in result.stdout.replace("\n", "")
 
 
 def test_demo_compares_every_method():

@@ -42,7 +42,7 @@ def test_head_begins_as_early_as_it_can_be_afforded():
     late = find_head(favour.compile(mlp(wide=400), x))
     assert late.cut is not None and late.cost <= 1
     assert "3" not in [n.module for n in late.tail]  # the wide layer is not sampled
-    assert late.last.module == "8" and late.outer * late.inner == 256
+    assert late.last.module == "8" and late.outer * late.inner == 128
 
 
 def by_loop(model, x, head, bits):
@@ -118,6 +118,12 @@ def test_many_classes_have_their_variances_matched():
     belief, z = predict(x), draws(predict, x)
     torch.testing.assert_close(z.mean(0), belief.mean)
     torch.testing.assert_close(z.var(0, correction=0), belief.variance)
+
+
+def test_tables_follow_the_seed():
+    x, model = torch.randn(4, 6), mlp()
+    p = [favour.compile(model, x, seed=s).probabilities(x, estimator="head") for s in (0, 0, 1)]
+    assert torch.equal(p[0], p[1]) and not torch.equal(p[0], p[2])
 
 
 def test_large_batches_draw_in_chunks(monkeypatch):

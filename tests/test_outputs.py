@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import favour
+from favour.methods.memory import Peak
 from favour.progress import Progress, _Plain
 from favour.sizes import size_of
 
@@ -255,6 +256,22 @@ def test_image_to_image_within_a_memory_budget() -> None:
     with Largest() as sliced:
         tight(x)
     assert sliced.numbers < all_at_once.numbers
+
+
+@pytest.mark.parametrize("settings", [{"method": "adjoint"}, {"method": "dplr"}, {"method": "diag"}])
+def test_memory_budget_holds_for_pooled_convolutions(settings: dict) -> None:
+    """Max-pooling works with all windows at once, more than the formula for perceptrons knows."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 8, 3, padding=1), nn.Dropout(0.1), nn.ReLU(), nn.MaxPool2d(3, 2), nn.Flatten()]
+    model = nn.Sequential(*layers, nn.Linear(8 * 49, 4)).eval().requires_grad_(False)
+    x, budget = torch.randn(32, 1, 16, 16), 2**21
+    free, tight = favour.compile(model, x[:2], **settings), favour.compile(model, x[:2], memory=budget, **settings)
+    with Peak() as unbounded:
+        expected = free(x)
+    with Peak() as bounded:
+        belief = tight(x)
+    assert bounded.most <= budget < unbounded.most
+    torch.testing.assert_close(belief.covariance_matrix, expected.covariance_matrix, rtol=1e-4, atol=1e-6)
 
 
 # ----------------------------------------------------------------------------------------------- dynamic sizes

@@ -19,6 +19,7 @@ from favour.errors import (
     UnknownName,
     UnsupportedOperation,
 )
+from favour.joint import Joint
 from favour.posterior import Diagonal, Full, Kronecker, Posterior, Rows
 from favour.predictive import probabilities
 from favour.predictor import Predictor

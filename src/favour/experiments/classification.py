@@ -1,0 +1,266 @@
+"""Calibration of classifiers against the time they take (paper, figures 3 and 9).
+
+LeNet with 10% dropout on its two top layers, on each image set. Every method gives class probabilities p for the same
+test pictures; accuracy, Brier score, ECE, NLL and PAvPU judge them, PAvPU with the entropy of p above its median as
+"uncertain". Times are of a batch, from pictures to probabilities, all methods taking turns.
+
+The draws of the cached sampler are nested: n samples are the first n of the largest number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import favour
+from favour import metrics
+from favour.experiments import bootstrap
+from favour.experiments.data import scaled
+from favour.experiments.headline import headline, pareto
+from favour.experiments.methods import ADJOINT, HEAD, NAIVE_RUN, Method, Subject, generator, medians, methods, times
+from favour.experiments.models import TITLES as MODEL_TITLES
+from favour.experiments.profiles import PAPER_EPOCHS
+from favour.experiments.record import digest, stat, write_json
+from favour.experiments.run import Run
+from favour.experiments.tasks import TITLES, pictures
+
+METRICS = [
+    {"id": "accuracy", "title": "Accuracy", "better": "higher"},
+    {"id": "brier", "title": "Brier score", "better": "lower"},
+    {"id": "ece", "title": "ECE", "better": "lower"},
+    {"id": "nll", "title": "NLL", "better": "lower"},
+    {"id": "pavpu", "title": "PAvPU", "better": "higher"},
+]
+BETTER = {str(m["id"]): str(m["better"]) for m in METRICS}
+MODEL = "dropout10"
+CHUNK = 1000  # pictures at a time
+NOTES = [
+    "Repeats are networks trained from different seeds; the paper repeats the inference of one network.",
+    "The paper trains 1000 epochs; the table of trainings says how many were run here.",
+    f"Naive samples beyond {NAIVE_RUN} have the quality of as many cached samples, from which they differ in time "
+    "only; that time is scaled up from fewer.",
+]
+
+
+def tasks(run: Run) -> tuple[str, ...]:
+    return ("digits",) if run.source == "embedded" else ("mnist", "fashion_mnist", "cifar10")
+
+
+def judged(p: Tensor, y: Tensor) -> dict[str, float]:
+    """All metrics of probabilities (N, C)."""
+    p = p.double()
+    entropy = -(p * p.clamp_min(1e-300).log()).sum(1)
+    return {
+        "accuracy": metrics.accuracy(p, y),
+        "brier": metrics.brier(p, y),
+        "ece": metrics.ece(p, y),
+        "nll": metrics.nll(p.clamp_min(1e-30) / p.clamp_min(1e-30).sum(1, keepdim=True), y),
+        "pavpu": metrics.pavpu(p, y, entropy),
+    }
+
+
+def chunks(x: Tensor, device: torch.device, size: int = CHUNK) -> list[Tensor]:
+    return [scaled(part).to(device) for part in x.split(size)]
+
+
+def nested(subject: Subject, x: Tensor, numbers: Sequence[int], seed: int, family: str) -> dict[int, Tensor]:
+    """Probabilities of the first n draws, for each n."""
+    parts: dict[int, list[Tensor]] = {n: [] for n in numbers}
+    random = generator(subject.device, seed)
+    torch.manual_seed(seed)
+    for chunk in chunks(x, subject.device):
+        if family == "cached":
+            p = subject.draws(chunk, max(numbers), random).softmax(-1)
+            for n in numbers:
+                parts[n].append(p[:n].mean(0).cpu())
+            continue
+        total = torch.zeros(())
+        for i, z in enumerate(subject.naive_draws(chunk, max(numbers)), 1):
+            total = total.to(z.device) + z.softmax(-1)
+            if i in parts:
+                parts[i].append((total / i).cpu())
+    return {n: torch.cat(part) for n, part in parts.items()}
+
+
+@torch.no_grad()
+def timing(subject: Subject, every: Sequence[Method], x: Tensor, rounds: int) -> dict[str, float]:
+    """Seconds from a batch of pictures to class probabilities."""
+    batch = scaled(x).to(subject.device)
+    net = subject.load(0)
+    random = generator(subject.device, 0)
+
+    def call(method: Method) -> Callable[[], Any]:
+        n = method.n or 0
+        if method.family == "plain":
+            return lambda: net(batch).softmax(-1)
+        if method.family == "naive":
+            return lambda: sum(z.softmax(-1) for z in subject.naive_draws(batch, n)) / n
+        if method.family == "cached":
+            return lambda: favour.sample(net, batch, n, generator=random).softmax(-1).mean(0)
+        predict = subject.predictor(method.settings, batch)
+        estimator = method.settings.get("estimator", "auto")
+        return lambda: predict.probabilities(batch, estimator=estimator)
+
+    timed = [m for m in every if m.family != "naive" or (m.n or 0) <= NAIVE_RUN]
+    with torch.random.fork_rng(devices=[]):
+        return medians({m.id: call(m) for m in timed}, rounds, subject.device.type == "cuda")
+
+
+@torch.no_grad()
+def predicted(subject: Subject, method: Method, x: Tensor) -> Tensor:
+    """Probabilities (N, C) by plain inference or a predictor."""
+    parts = []
+    for chunk in chunks(x, subject.device):
+        if method.family == "plain":
+            assert subject.net is not None
+            parts.append(subject.net(chunk).softmax(-1).cpu())
+        else:
+            estimator = method.settings.get("estimator", "auto")
+            parts.append(subject.predictor(method.settings, chunk).probabilities(chunk, estimator=estimator).cpu())
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def classification(run: Run) -> dict[str, Any]:
+    """Run the experiment; writes classification.json."""
+    body: dict[str, Any] = {"metrics": METRICS, "tasks": []}
+    for task in tasks(run):
+        body["tasks"].append(one_task(run, task))
+        used = [(t, MODEL) for t in tasks(run)]
+        content = run.envelope("classification", used, PAPER_EPOCHS["classification"], NOTES) | body
+        content["complete"] = len(body["tasks"]) == len(tasks(run))
+        write_json(run.out / "classification.json", content)
+    return content
+
+
+def one_task(run: Run, task: str) -> dict[str, Any]:
+    units, profile = run.units("classification"), run.profile
+    every = methods(profile)
+    test = pictures(task, "test", run.source)[: profile.test_inputs]
+    subject = run.subject(task, MODEL)
+    key = {"epochs": run.epochs(task, MODEL)}
+    seconds = units.get(
+        (task, "timing"),
+        key | {"methods": digest([m.id for m in every])},
+        lambda: timing(subject, every, test.x[: profile.time_inputs], profile.rounds),
+    )
+    alone = [m for m in every if m.family in ("plain", "dplr", "adjoint")]
+    largest = max(profile.cached)
+    rows: dict[str, list[dict[str, float]]] = {m.id: [] for m in every}
+    kept: dict[str, list[Tensor]] = {ADJOINT.id: [], HEAD.id: [], f"cached-{largest}": []}
+    work = [(repeat, item) for repeat in range(profile.repeats) for item in ("naive", "cached", *alone)]
+    for repeat, item in run.track(work, f"classification, {TITLES[task]}"):
+        seed = run.seed + 1 + repeat
+
+        def sampled(family: str = str(item), repeat: int = repeat, seed: int = seed) -> dict[str, Any]:
+            subject.load(repeat)
+            numbers = profile.cached if family == "cached" else [n for n in profile.naive if n <= NAIVE_RUN]
+            found = nested(subject, test.x, numbers, seed, family)
+            value: dict[str, Any] = {str(n): judged(p, test.y) for n, p in found.items()}
+            return value | ({"p": found[largest].numpy()} if family == "cached" else {})
+
+        def single(item: Any = item, repeat: int = repeat) -> dict[str, Any]:
+            subject.load(repeat)
+            p = predicted(subject, item, test.x)
+            return judged(p, test.y) | ({"p": p.numpy()} if item.id in kept else {})
+
+        if isinstance(item, str):
+            value = units.get((task, repeat, item), key, sampled)
+            for method in every:
+                if method.family == item and str(method.n) in value:
+                    rows[method.id].append(value[str(method.n)])
+                elif item == "cached" and method.family == "naive" and method.n and method.n > NAIVE_RUN:
+                    rows[method.id].append(value[str(method.n)])  # the same estimator, see NOTES
+            if item == "cached":
+                kept[f"cached-{largest}"].append(torch.from_numpy(value["p"]))
+        else:
+            value = units.get((task, repeat, item.id), key, single)
+            rows[item.id].append({m: value[m] for m in BETTER})
+            if item.id in kept:
+                kept[item.id].append(torch.from_numpy(value["p"]))
+    return assembled(run, task, every, rows, kept, test.y, times(seconds, every))
+
+
+def assembled(
+    run: Run,
+    task: str,
+    every: Sequence[Method],
+    rows: dict[str, list[dict[str, float]]],
+    kept: dict[str, list[Tensor]],
+    y: Tensor,
+    clock: dict[str, dict[str, Any]],
+) -> dict[str, Any]:
+    table = []
+    for method in every:
+        if rows[method.id]:
+            found = {m: stat([r[m] for r in rows[method.id]]) for m in BETTER}
+            table.append({**method.identity(), "metrics": found, "time": clock.get(method.id), "pareto": {}})
+    mark_pareto(table, METRICS)
+    theirs = f"cached-{max(run.profile.cached)}"
+    value = {m: next(r for r in table if r["id"] == "adjoint")["metrics"][m]["mean"] for m in BETTER}
+    curves = {m: curve(table, m) for m in ("nll", "ece", "brier")}
+    return {
+        "task": task,
+        "title": TITLES[task],
+        "model": MODEL,
+        "model_title": f"LeNet, {MODEL_TITLES[MODEL]}",
+        "inputs": len(y),
+        "repeats": run.profile.repeats,
+        "time_inputs": min(run.profile.time_inputs, len(y)),
+        "methods": table,
+        "bootstrap": [
+            test
+            for own in (ADJOINT.id, HEAD.id)
+            for test in compared(kept[own], kept[theirs], y, theirs, run.profile.resamples, run.seed, own)
+        ],
+        "headline": headline(TITLES[task], curves, value, BETTER, clock.get(ADJOINT.id)),
+    }
+
+
+def curve(table: Sequence[dict[str, Any]], metric: str) -> list[tuple[int, float]]:
+    """Mean quality of n cached samples."""
+    return [(r["n"], r["metrics"][metric]["mean"]) for r in table if r["family"] == "cached"]
+
+
+def mark_pareto(table: list[dict[str, Any]], every: Sequence[dict[str, Any]]) -> None:
+    """Set `pareto` of every timed row: no other method is both as fast and better."""
+    timed = [row for row in table if row["time"] is not None]
+    for metric in every:
+        sign = -1 if metric["better"] == "higher" else 1
+        bad = [
+            abs(r["metrics"][metric["id"]]["mean"] - metric["target"])
+            if metric["better"] == "target"
+            else sign * r["metrics"][metric["id"]]["mean"]
+            for r in timed
+        ]
+        flags = pareto([(r["time"]["seconds"], b) for r, b in zip(timed, bad, strict=True)])
+        for row, flag in zip(timed, flags, strict=True):
+            row["pareto"][metric["id"]] = flag
+
+
+def compared(
+    ours: list[Tensor], theirs: list[Tensor], y: Tensor, name: str, resamples: int, seed: int, own: str = "adjoint"
+) -> list[dict[str, Any]]:
+    """The bootstrap of all metrics that are means over inputs, and of the ECE."""
+    hot = torch.nn.functional.one_hot(y, ours[0].shape[1])
+
+    def per_input(metric: str, p: Tensor) -> Tensor:
+        p = p.double()
+        if metric == "nll":
+            return -p.gather(1, y[:, None]).clamp_min(1e-30).log().squeeze(1)
+        return (p - hot).square().sum(1) if metric == "brier" else (p.argmax(1) == y).double()
+
+    found = []
+    for metric in ("nll", "ece", "accuracy", "brier"):
+        if metric == "ece":
+            differences = bootstrap.ece(ours, theirs, y, resamples, seed)
+            a, b = (float(np.mean([metrics.ece(p, y) for p in ps])) for ps in (ours, theirs))
+        else:
+            x, z = (torch.stack([per_input(metric, p) for p in ps]).mean(0) for ps in (ours, theirs))
+            differences, a, b = bootstrap.means(x, z, resamples, seed), x.mean().item(), z.mean().item()
+        found.append(bootstrap.verdict(metric, BETTER[metric], a, b, differences, ours=own, theirs=name))
+    return found

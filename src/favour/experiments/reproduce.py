@@ -1,0 +1,130 @@
+"""`favour reproduce`: train what is missing, run experiments, write results and the report.
+
+Everything is kept as it is made: networks at every epoch, results at every unit. The same command continues a run that
+was interrupted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from favour.errors import InvalidValue
+from favour.experiments import classification, figures, jsd, ood, regression, require
+from favour.experiments.profiles import profile
+from favour.experiments.run import Run
+from favour.experiments.tasks import Group, groups
+from favour.experiments.train_all import train_all
+from favour.experiments.training import Trained
+
+EXPERIMENTS: dict[str, Callable[[Run], Any]] = {
+    "figures": figures.figures,
+    "jsd": jsd.jsd,
+    "classification": classification.classification,
+    "regression": regression.regression,
+    "ood": ood.ood,
+}
+
+
+def needed(name: str, run: Run) -> list[str]:
+    """The tasks an experiment evaluates networks of."""
+    if name == "classification":
+        return list(classification.tasks(run))
+    if name == "regression":
+        return list(regression.tasks(run))
+    if name == "ood":
+        return [a for a, _ in ood.pairs(run)]
+    return []
+
+
+def source_of(data: str | None) -> str:
+    """`hub`, `embedded`, or a folder that exists."""
+    if data is None:
+        return "embedded"
+    if data in ("hub", "embedded") or Path(data).is_dir():
+        return data
+    raise InvalidValue(
+        f"no folder {data}. `--data` takes a folder with mnist/, fashion_mnist/, cifar10/, svhn/ and uci/, or `hub`; "
+        "without it scikit-learn's digits and diabetes are used."
+    )
+
+
+def reproduce(
+    which: str,
+    profile_name: str = "quick",
+    data: str | None = None,
+    device: str = "cpu",
+    out: str | Path = "results/reproduce",
+    checkpoints: str | Path | None = None,
+    seed: int = 0,
+    quiet: bool = False,
+) -> Path:
+    """Run one experiment or all; returns the report.
+
+    Args:
+        which: One of `EXPERIMENTS`, or `"all"`.
+        profile_name: `"quick"` or `"paper"`.
+        data: Folder, `"hub"`, or None for the embedded sets.
+        device: `"cpu"` or `"cuda"`.
+        out: Folder of the results.
+        checkpoints: Folder of the networks; `out/checkpoints` by default.
+        seed: Of everything.
+        quiet: No progress bars.
+    """
+    if which != "all" and which not in EXPERIMENTS:
+        raise InvalidValue(f"no experiment {which!r}; there are all, {', '.join(EXPERIMENTS)}.")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InvalidValue(f"`--device {device}`: torch sees no GPU here; use cpu.")
+    out = Path(out)
+    kept = out / "checkpoints" if checkpoints is None else Path(checkpoints)
+    run = Run(profile(profile_name), source_of(data), kept, out, device, seed, quiet)
+    names = list(EXPERIMENTS) if which == "all" else [which]
+    tasks = list(dict.fromkeys(t for name in names for t in needed(name, run)))
+    if tasks:
+        train_missing(run, tasks)
+    for name in names:
+        begin = time.perf_counter()
+        EXPERIMENTS[name](run)
+        _say(run, f"{name}: {time.perf_counter() - begin:.0f} s, written to {out / (name + '.json')}")
+    from favour.report import build
+
+    report = build(out)
+    _say(run, f"report: {report}")
+    return report
+
+
+def _say(run: Run, text: str) -> None:
+    if not run.quiet:
+        require("rich", "cli").print(text)
+
+
+def train_missing(run: Run, tasks: Sequence[str]) -> None:
+    """Train what has fewer epochs than the profile says, with a progress bar for each group.
+
+    Networks from a folder of their own are taken as they are if they have at least the profile's least number.
+    """
+    own = run.checkpoints == run.out / "checkpoints"
+    goal = run.profile.epochs_of if own else run.profile.least_of
+    short = {
+        g.task for g in groups(run.profile, run.source, tasks) if run.epochs(g.task, g.members[0][0]) < goal(g.task)
+    }
+    tasks = [task for task in tasks if task in short]
+    if not tasks:
+        return
+    if run.quiet:
+        train_all(run.profile, run.source, run.checkpoints, run.device, tasks, seed=run.seed)
+        return
+    bars: dict[str, Any] = {}
+    with require("rich.progress", "cli").Progress() as progress:
+
+        def report(group: Group, epoch: int, trained: Trained) -> None:
+            if group.name not in bars:
+                total = run.profile.epochs_of(group.task)
+                bars[group.name] = progress.add_task(f"training {len(group.members)} × {group.name}", total=total)
+            progress.update(bars[group.name], completed=epoch)
+
+        train_all(run.profile, run.source, run.checkpoints, run.device, tasks, seed=run.seed, report=report)
