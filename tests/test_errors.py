@@ -212,14 +212,14 @@ def test_posterior_of_another_dtype_is_converted() -> None:
 
 
 def test_posterior_on_an_operation_without_a_rule_for_it() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).double()
+    model = nn.Sequential(nn.Linear(3, 3), nn.PReLU(3)).double()
     options = {"posterior": {"1.weight": torch.ones(3, dtype=float64)}}
     fails(
         lambda: favour.compile(model, X, **options),
         favour.UnsupportedOperation,
         NotImplementedError,
         "`1.weight`",
-        "batch_norm",
+        "prelu",
     )
 
 

@@ -240,8 +240,26 @@ def _replaced(value: Any, swapped: dict[Node, Node]) -> Any:
 
 
 def _refused(node: Node) -> UnsupportedOperation:
+    names = ", ".join(f"`{name}`" for name in sorted(_parameters(node)))
     return UnsupportedOperation(
-        f"`{node.target}` at {node.place} reads a parameter with a posterior in a way that has no rule (result of "
+        f"`{node.target}` at {node.place} reads {names}, which has a posterior, in a way that has no rule (result of "
         f"shape {node.shape}): arithmetic, norms, slices, transposes, views and expansion are supported. Leave it out "
         "of the posterior, or add it to a tensor directly."
     )
+
+
+def _parameters(node: Node) -> set[str]:
+    """Names of the drawn parameters that a node is computed from."""
+    found: set[str] = set()
+    seen: set[Node] = set()
+    ahead = [node]
+    while ahead:
+        here = ahead.pop()
+        if here in seen:
+            continue
+        seen.add(here)
+        if here.target is drawn:
+            found.add(str(here.args[0].target))
+        else:
+            ahead.extend(here.inputs)
+    return found

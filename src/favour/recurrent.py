@@ -112,7 +112,7 @@ class _Unrolling:
         if isinstance(x, Node) and x not in self.turned and x.shape is not None and x.shape[:1] == (self.batch,):
             if _swaps_first_two(node) and isinstance(x.shape[1], int):
                 return self._turn(new.call(aten.alias.default, x, shape=x.shape), node)
-            if target is aten.unsqueeze.default and node.args[1] in (0, -len(x.shape) - 1):
+            if target is aten.unsqueeze.default and self.batch is not None and node.args[1] in (0, -len(x.shape) - 1):
                 return self._turn(new.call(target, x, 1, shape=(self.batch, 1, *x.shape[1:])), node)
         if any(s in self.turned for s in node.inputs):
             return self._exchanged(node, new) or self._give_up(node, new)

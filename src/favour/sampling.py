@@ -133,7 +133,9 @@ class Sampler:
 
     def _bind(self, values: Mapping[Node, Any]) -> dict[str, int]:
         """Symbolic sizes and their values in this call."""
-        return bound_sizes(self.graph, [None if n is None else getattr(values[n], "shape", None) for n in self.graph.inputs])
+        return bound_sizes(
+            self.graph, [None if n is None else getattr(values[n], "shape", None) for n in self.graph.inputs]
+        )
 
     def _device(self, values: Mapping[Node, Any]) -> torch.device:
         return next(v.device for n in self.graph.inputs if n is not None and isinstance(v := values[n], Tensor))

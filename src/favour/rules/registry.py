@@ -75,9 +75,11 @@ def rule(
         >>> @favour.rule(torch.ops.aten.narrow_copy.default, exactness="exact")
         ... def narrow_copy(ctx, x, dim, start, length):
         ...     d = dim % x.mean.ndim + 1  # deviations have one more axis in front
+        ...
         ...     def put(g):
         ...         zeros = g.new_zeros(g.shape[0], *x.mean.shape)
         ...         return zeros.slice_scatter(g, d, start, start + length)
+        ...
         ...     G = favour.structural(lambda v: v.narrow(d, start, length), put)
         ...     return favour.Surrogate(x.mean.narrow(dim, start, length), [(x, G)])
     """
