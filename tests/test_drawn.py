@@ -105,5 +105,5 @@ def test_a_use_without_a_rule_says_where():
         def forward(self, x):
             return x * self.table.flip(0).sum(0)
 
-    with pytest.raises(UnsupportedOperation, match=r"flip.*parameter with a posterior"):
+    with pytest.raises(UnsupportedOperation, match=r"flip.*`table`, which has a posterior"):
         favour.compile(Odd(), torch.randn(2, 4), posterior={"table": torch.ones(3, 4)})

@@ -21,7 +21,7 @@ from favour import metrics
 from favour.experiments import bootstrap
 from favour.experiments.data import scaled
 from favour.experiments.headline import headline, pareto
-from favour.experiments.methods import ADJOINT, HEAD, NAIVE_RUN, Method, Subject, generator, medians, methods, times
+from favour.experiments.methods import ADJOINT, NODES, NAIVE_RUN, Method, Subject, generator, medians, methods, times
 from favour.experiments.models import TITLES as MODEL_TITLES
 from favour.experiments.profiles import PAPER_EPOCHS
 from favour.experiments.record import digest, stat, write_json
@@ -151,7 +151,7 @@ def one_task(run: Run, task: str) -> dict[str, Any]:
     alone = [m for m in every if m.family in ("plain", "dplr", "adjoint")]
     largest = max(profile.cached)
     rows: dict[str, list[dict[str, float]]] = {m.id: [] for m in every}
-    kept: dict[str, list[Tensor]] = {ADJOINT.id: [], HEAD.id: [], f"cached-{largest}": []}
+    kept: dict[str, list[Tensor]] = {ADJOINT.id: [], NODES.id: [], f"cached-{largest}": []}
     work = [(repeat, item) for repeat in range(profile.repeats) for item in ("naive", "cached", *alone)]
     for repeat, item in run.track(work, f"classification, {TITLES[task]}"):
         seed = run.seed + 1 + repeat
@@ -214,7 +214,7 @@ def assembled(
         "methods": table,
         "bootstrap": [
             test
-            for own in (ADJOINT.id, HEAD.id)
+            for own in (ADJOINT.id, NODES.id)
             for test in compared(kept[own], kept[theirs], y, theirs, run.profile.resamples, run.seed, own)
         ],
         "headline": headline(TITLES[task], curves, value, BETTER, clock.get(ADJOINT.id)),

@@ -5,7 +5,7 @@ naive       n forward passes of the whole network with dropout and weights live,
 cached      `favour.sample`: the deterministic trunk once, then all draws of the rest at a time
 dplr        over rank, K, rank-q weights and the three activation modes
 adjoint     the reverse sweep; its probabilities as `Predictor.probabilities` chooses to estimate them, or always from
-            fixed draws of the last layers (`favour.head`)
+            fixed draws of the last layers (`favour.head`), or always from nodes of the Gaussian
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Method:
 
 ADJOINT = Method("adjoint", "adjoint", "adjoint", {"method": "adjoint"})
 HEAD = Method("adjoint head", "adjoint", "adjoint, draws of the head", {"method": "adjoint", "estimator": "head"})
+NODES = Method("adjoint nodes", "adjoint", "adjoint, Gaussian nodes", {"method": "adjoint", "estimator": "nodes"})
 PLAIN = Method("plain", "plain", "plain inference")
 
 
@@ -80,7 +81,7 @@ def methods(profile: Profile, pictures: bool = True) -> list[Method]:
     grid = [dplr(r, k, a) for r in profile.ranks for k in profile.iterations for a in ACTIVATIONS]
     if pictures:
         grid += [dplr(r, 2, a, q) for q in profile.weight_ranks for r in profile.ranks for a in ACTIVATIONS]
-    best = [ADJOINT, HEAD] if pictures else [ADJOINT]
+    best = [ADJOINT, NODES] if pictures else [ADJOINT]
     return [PLAIN, *map(naive, profile.naive), *map(cached, profile.cached), *grid, *best]
 
 

@@ -1,12 +1,13 @@
 """Results on disk: JSON written whole or not at all, with what a number depends on.
 
 A run is made of *units*, the smallest pieces of work worth keeping (a task, model, repeat and method). Each has a file
-of its own with the *key* it was computed for; a run that is interrupted and started again reads the units whose key is
+of its own with the *key* it was computed for, the library's source among it; a run that is interrupted and started again reads the units whose key is
 unchanged and computes the others.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -38,6 +39,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
     return {
         "favour": favour.__version__,
         "commit": _commit(),
+        "code": code_digest(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cpu": cpu,
@@ -61,6 +63,17 @@ def _commit() -> str | None:
         return git("rev-parse", "--short", "HEAD") + ("+changes" if git("status", "--porcelain", ".") else "")
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+@functools.cache
+def code_digest() -> str:
+    """A fingerprint of the library's source, so that no result mixes two versions of it; the report's part is left out."""
+    root = Path(favour.__file__).parent
+    parts = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        if "report" not in path.relative_to(root).parts and path.name != "cli.py":
+            parts.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return parts.hexdigest()[:12]
 
 
 def plain(value: Any) -> Any:

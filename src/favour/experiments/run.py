@@ -9,7 +9,7 @@ from typing import Any
 
 from favour.experiments.methods import Subject
 from favour.experiments.profiles import Profile
-from favour.experiments.record import FORMAT, Units, digest, environment
+from favour.experiments.record import FORMAT, Units, code_digest, digest, environment
 from favour.experiments.tasks import Group, groups
 from favour.experiments.training import history
 
@@ -38,7 +38,9 @@ class Run:
 
     def units(self, experiment: str) -> Units:
         sizes = {k: v for k, v in self.profile.describe().items() if k not in ("epochs", "least")}
-        return Units(self.out / "units" / experiment, {"sizes": digest(sizes), "seed": self.seed})
+        return Units(
+            self.out / "units" / experiment, {"sizes": digest(sizes), "seed": self.seed, "code": code_digest()}
+        )
 
     def group(self, task: str, model: str) -> Group:
         """The group that a network is trained in."""
