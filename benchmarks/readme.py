@@ -127,6 +127,9 @@ def main() -> None:
         "memory": memory,
     }
     for name, table in tables.items():
+        if not (ROOT / "results" / f"{name}.json").exists():
+            print(f"no results/{name}.json: its table stays as it is")
+            continue
         begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
         head, rest = text.split(begin)
         text = head + begin + "\n" + table() + "\n" + end + rest.split(end)[1]

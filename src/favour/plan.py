@@ -81,7 +81,7 @@ class Plan:
     uses: dict[str, int]
     leaves: list[Node]
     sizes: dict[str, int] = field(default_factory=dict)  # symbolic ones besides the batch, for estimates
-    correction: float | None = None  # measured memory over predicted, once it was measured
+    correction: tuple[dict[str, int], float] | None = None  # measured memory over predicted, and at which sizes
     mixed: set[str] = field(default_factory=set)  # parameters read several times, in ways that differ; see `Weight`
 
     def entries(self, shape: tuple[int | str, ...] | None) -> int:

@@ -56,6 +56,7 @@ class Predictor(nn.Module):
         self._sampler: Sampler | None = None
         self._head: tuple[Graph, Head | None] | None = None  # the layers that `probabilities` samples
         self._sizes: dict[str, int] = {}  # of the example, for `auto`
+        self._warm = True  # whether what is kept between calls exists, so that memory can be measured
         self._scores = True  # whether outputs may be class scores
         self._together: list[Predictor] = []  # over all outputs at once, in a list for the same reason
         self._keywords: list[str] = list(pytree.tree_unflatten([None] * graph.in_spec.num_leaves, graph.in_spec)[1])
@@ -227,7 +228,8 @@ class Predictor(nn.Module):
         def part(start: int, stop: int) -> list[Any]:
             return [leaf[start:stop] if b else leaf for leaf, b in zip(leaves, batched, strict=True)]
 
-        if plan.correction is None and mean.shape[0] and not torch.compiler.is_compiling():
+        known = plan.correction is not None and plan.correction[0] == plan.sizes
+        if self._warm and not known and mean.shape[0] and not torch.compiler.is_compiling():
             few = min(rows, 2, mean.shape[0])
             measure(plan, self.settings, choice, itemsize, few, lambda: self._predict(part(0, few), posterior))
             rows = rows_within(plan, self.settings, choice, itemsize)
@@ -263,7 +265,11 @@ class Predictor(nn.Module):
         self._sizes = self._other_sizes(self._leaves(args, kwargs))
         # What is kept from here on must be usable for gradients, wherever `compile` was called.
         with torch.inference_mode(False), torch.no_grad():
+            self._warm = False
             self(*args, **kwargs)
+            self._warm = True
+            if self.settings.memory is not None:
+                self(*args, **kwargs)
             find_head(self)
 
     def _bound_sizes(self, leaves: list[Any]) -> dict[str, Any]:

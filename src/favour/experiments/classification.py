@@ -21,7 +21,7 @@ from favour import metrics
 from favour.experiments import bootstrap
 from favour.experiments.data import scaled
 from favour.experiments.headline import headline, pareto
-from favour.experiments.methods import ADJOINT, NODES, NAIVE_RUN, Method, Subject, generator, medians, methods, times
+from favour.experiments.methods import ADJOINT, NAIVE_RUN, NODES, Method, Subject, generator, medians, methods, times
 from favour.experiments.models import TITLES as MODEL_TITLES
 from favour.experiments.profiles import PAPER_EPOCHS
 from favour.experiments.record import digest, stat, write_json

@@ -1,8 +1,8 @@
 """Results on disk: JSON written whole or not at all, with what a number depends on.
 
 A run is made of *units*, the smallest pieces of work worth keeping (a task, model, repeat and method). Each has a file
-of its own with the *key* it was computed for, the library's source among it; a run that is interrupted and started again reads the units whose key is
-unchanged and computes the others.
+of its own with the *key* it was computed for, the library's source among it; a run that is interrupted and started
+again reads the units whose key is unchanged and computes the others.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _commit() -> str | None:
 
 @functools.cache
 def code_digest() -> str:
-    """A fingerprint of the library's source, so that no result mixes two versions of it; the report's part is left out."""
+    """A fingerprint of the library's source, so that no result mixes two versions of it; without the report's."""
     root = Path(favour.__file__).parent
     parts = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

@@ -65,7 +65,9 @@ def numbers_per_input(plan: Plan, settings: Settings, choice: Choice) -> int:
 def rows_within(plan: Plan, settings: Settings, choice: Choice, itemsize: int) -> int:
     """How many inputs fit the budget at a time."""
     assert settings.memory is not None
-    predicted = itemsize * numbers_per_input(plan, settings, choice) * max(1.0, plan.correction or 1.0)
+    predicted = (
+        itemsize * numbers_per_input(plan, settings, choice) * max(1.0, plan.correction[1] if plan.correction else 1.0)
+    )
     return max(1, int(settings.memory // predicted))
 
 
@@ -108,4 +110,5 @@ def measure(plan: Plan, settings: Settings, choice: Choice, itemsize: int, rows:
     """Correct what is predicted for `plan` by what `run`, a prediction for `rows` inputs, takes."""
     with torch.no_grad(), Peak() as peak:
         run()
-    plan.correction = peak.most / (rows * itemsize * numbers_per_input(plan, settings, choice))
+    predicted = rows * itemsize * numbers_per_input(plan, settings, choice)
+    plan.correction = dict(plan.sizes), peak.most / predicted

@@ -66,7 +66,8 @@ def warm_start(starts: dict[str, Tensor], seed: int) -> Start:
         q = max(CHEAP_RANK, CHEAP_RANK_PER_COLUMN * rank)
         cheap = [(_compressed(G, q), variance) for G, variance in pending.spread]
         if len(cheap) == 1 and cheap[0][0].factors is not None and pending.like.ndim == 2 and not pending.noises:
-            A, B = cheap[0][0].factors
+            A, B = cheap[0][0].factors  # sorted by singular value
+            A, B = A[:, :q], B[:q]
             return _leading(pending, A, B, noise("core", (rank, B.shape[0])))
         affordable = all(G.compressed is not None for G, _ in pending.spread)
         reduced = Pending(cheap, pending.noises, pending.columns, pending.diag, pending.like)
