@@ -46,7 +46,7 @@ def cost() -> str:
     for name, row in data["rows"].items():
         if name.endswith("| compiled"):
             setting = name.split(" |")[0]
-            error = errors.get(setting, {}).get("covariance error")
+            error = errors.get(setting.replace(", 10 outputs", ""), {}).get("covariance error")
             shown = "" if error is None else f"{error:.3f}"
             lines.append(f"| {setting} | {row['forwards']:.1f} | {row['samples']:.1f} | {shown} |")
     return "\n".join([*lines, "", _where(data)])
