@@ -8,6 +8,7 @@ import torch
 from networks import digits
 from torch import Tensor, nn
 
+import favour
 from favour.nn import BayesConv2d, BayesLinear
 
 
@@ -101,3 +102,18 @@ def trained(name: str, epochs: int = 15) -> nn.Module:
             nn.functional.cross_entropy(model(x[rows]), labels[rows]).backward()
             optimiser.step()
     return model.eval().double()
+
+
+def compiles_whole(model: nn.Module, x: Tensor) -> None:
+    """The predictor is one graph to the compiler and gives the same moments."""
+    predict = favour.compile(model, x, method="adjoint")
+
+    def moments_of(x: Tensor) -> tuple[Tensor, Tensor]:
+        belief = predict(x)
+        return belief.mean, belief.covariance_matrix
+
+    with torch.no_grad():
+        expected = moments_of(x)
+        got = torch.compile(moments_of, fullgraph=True, backend="aot_eager")(x)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)

@@ -27,7 +27,7 @@ import torch
 
 from favour.composites import expand_composite
 from favour.drawn import draw_parameters
-from favour.node import Graph, Node, nodes_in, replace_nodes
+from favour.node import Graph, Node, nodes_in, replace_nodes, rewired
 from favour.rewriting import Builder, Shape, rewrite
 from favour.rules.registry import RULES
 
@@ -315,16 +315,6 @@ class _Unfolding:
     def _give_up(self, node: Node, new: Builder, sources: list[Node]) -> Node | None:
         """Fold again for an operation that is not known to act row by row."""
         back = {x: self._fold(x, new) for x in sources}
-        made = Node(
-            node.name,
-            "call",
-            node.target,
-            replace_nodes(node.args, lambda n: back.get(n, n)),
-            replace_nodes(node.kwargs, lambda n: back.get(n, n)),
-            node.shape,
-            node.dtype,
-            node.module,
-            node.where,
-        )
+        made = rewired(node, lambda n: back.get(n, n))
         new.nodes.append(made)
         return made

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from favour.graph import Graph, Node, replace_nodes
 from favour.moments import Moments, quadrature
+from favour.node import rewired
 from favour.rules.registry import RULES, pointwise_surrogate
 from favour.scalar import ScalarFunction
 from favour.surrogate import Surrogate
@@ -125,17 +126,7 @@ def _copied(body: list[Node]) -> list[Node]:
     """The body's own nodes, so that the graph around it can be rewritten."""
     copies: dict[Node, Node] = {}
     for node in body:
-        copies[node] = Node(
-            node.name,
-            node.kind,
-            node.target,
-            replace_nodes(node.args, lambda n: copies.get(n, n)),
-            replace_nodes(node.kwargs, lambda n: copies.get(n, n)),
-            node.shape,
-            node.dtype,
-            node.module,
-            node.where,
-        )
+        copies[node] = rewired(node, lambda n: copies.get(n, n))
     return list(copies.values())
 
 

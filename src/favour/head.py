@@ -39,6 +39,7 @@ from favour.belief import Belief
 from favour.covariance import square_root
 from favour.covariance.precision import psd_root
 from favour.errors import UnsupportedOperation
+from favour.masked import MaskedLinear
 from favour.methods.choice import _work
 from favour.methods.engine import infer
 from favour.node import DROPOUTS, Graph, Node, replace_nodes
@@ -55,7 +56,7 @@ aten = torch.ops.aten
 
 DRAWS = 128  # n
 BUDGETS = (1.0, 32.0)  # forward passes: by default, and where the user asks for the head and that is not enough
-OUTER = (16, 8)  # A, the first that can be afforded; 16 x 8 is the cheapest that beats 100 samples at 50% dropout
+OUTER = (16, 8)  # A, the first that can be afforded; what 16 x 8 draws are worth: benchmarks/decisions.py
 _ENTRY = 16
 _CONVOLUTION = 2  # its multiplications take this many times as long as those of a matrix product (measured on LeNet)
 _PASSES = 3  # over the logits of all draws: to gather, to match and to exponentiate them
@@ -350,12 +351,13 @@ def _tail(
             if node.name in mask:
                 local[node] = given[0] * mask[node.name]
             elif node in head.folded or node.name in eps:
-                local[node] = _linear(node, local, head.folded.get(node), mask, variances, eps.get(node.name))
+                layer = MaskedLinear.of(node, local, head.folded.get(node), mask, variances)
+                local[node] = layer.one(eps.get(node.name))
             else:
                 local[node] = node.target(*given, **replace_nodes(node.kwargs, local.__getitem__))
         if last is None:
             return local[graph.outputs[0]].unsqueeze(-1)
-        return _last(last, local, ending, mask, variances, eps.get(last.name))
+        return MaskedLinear.of(last, local, ending, mask, variances).many(eps.get(last.name))
 
     by_name = {n.name: t for n, t in masks.items()}
     noise = {n.name: t for n, t in pieces.items()}
@@ -370,67 +372,6 @@ def _tail(
         z = run({k: t[some] for k, t in by_name.items()}, {k: t[some] for k, t in noise.items()}, latent[some])
         parts.append(z.permute(1, 2, 0, 3).flatten(2))
     return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-
-
-def _linear(
-    node: Node,
-    local: Mapping[Node, Any],
-    dropout: Node | None,
-    mask: Mapping[str, Tensor],
-    variances: Mapping[Node, Tensor],
-    eps: Tensor | None,
-) -> Tensor:
-    """A linear layer for one draw, (B, m): dropout folded into its weights, its own randomness as one normal each."""
-    source, weight, *rest = node.args
-    bias = rest[0] if rest else None
-    x, scale = local[source if dropout is None else dropout.args[0]], None if dropout is None else mask[dropout.name]
-    W = local[weight] if scale is None else local[weight] * scale
-    y = x @ W.mT if bias is None else x @ W.mT + local[bias]
-    if eps is None:
-        return y
-    return y + square_root(_spread(x, scale, weight, bias, variances, y)) * eps
-
-
-def _spread(
-    x: Tensor, scale: Tensor | None, weight: Node, bias: Any, variances: Mapping[Node, Tensor], like: Tensor
-) -> Tensor:
-    """S²x² + s², the variance of a linear layer with random weights given its input."""
-    total = torch.zeros_like(like)
-    if weight in variances:
-        S2 = variances[weight].to(x)
-        total = x.square() @ (S2 if scale is None else S2 * scale.square()).mT
-    return total + variances[bias].to(x) if bias in variances else total
-
-
-def _last(
-    node: Node,
-    local: Mapping[Node, Any],
-    dropout: Node | None,
-    mask: Mapping[str, Tensor],
-    variances: Mapping[Node, Tensor],
-    eps: Tensor | None,
-) -> Tensor:
-    """The last layer at M masks or normal draws at once, (B, C, M); without its bias, which `_matched` removes."""
-    source, weight, *rest = node.args
-    bias: Any = rest[0] if rest else None
-    x, W = local[source if dropout is None else dropout.args[0]], local[weight]  # (B, F), (C, F)
-
-    def product(v: Tensor, w: Tensor, scale: Tensor | None) -> Tensor:
-        if scale is None:
-            return (v @ w.mT).unsqueeze(-1)
-        stacked = (w.unsqueeze(1) * scale).flatten(0, 1)  # (C·M, F)
-        return (v @ stacked.mT).unflatten(1, (w.shape[0], -1))
-
-    scale = None if dropout is None else mask[dropout.name]  # (M, F)
-    y = product(x, W, scale)
-    if eps is None:
-        return y
-    spread = torch.zeros_like(y)
-    if weight in variances:
-        spread = product(x.square(), variances[weight].to(x), None if scale is None else scale.square())
-    if bias in variances:
-        spread = spread + variances[bias].to(x).unsqueeze(-1)
-    return y + square_root(spread) * eps.mT  # (M, C) → (C, M)
 
 
 def _matched(d: Tensor, belief: Belief) -> Tensor:

@@ -4,7 +4,7 @@ came from."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -77,6 +77,11 @@ def replace_nodes(structure: Any, function: Callable[[Node], Any]) -> Any:
     if isinstance(structure, dict):
         return {key: replace_nodes(item, function) for key, item in structure.items()}
     return structure
+
+
+def rewired(node: Node, swap: Callable[[Node], Any]) -> Node:
+    """A copy of a node that reads other ones."""
+    return replace(node, args=replace_nodes(node.args, swap), kwargs=replace_nodes(node.kwargs, swap))
 
 
 @dataclass(eq=False)

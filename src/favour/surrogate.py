@@ -74,6 +74,20 @@ def scaling(factor: Tensor | float) -> LinearMap:
     return LinearMap(times, times, lambda v: v * (factor * factor), disjoint=True, any_batch=True)
 
 
+def weighted_sum(weights: Tensor, axis: int, keepdim: bool) -> LinearMap:
+    """G: δ ↦ Σ over `axis` of weights ∘ δ; `weights` has the input's shape and `axis` counts from the front."""
+
+    def reduced(t: Tensor, at: int) -> Tensor:
+        return t.sum(at, keepdim=keepdim)
+
+    return LinearMap(
+        lambda d: reduced(d * weights, axis + 1),
+        lambda g: (g if keepdim else g.unsqueeze(axis + 1)) * weights,
+        lambda v: reduced(v * weights.square(), axis),
+        disjoint=True,
+    )
+
+
 def structural(
     apply: Callable[[Tensor], Tensor], transpose: Callable[[Tensor], Tensor], *, disjoint: bool = True
 ) -> LinearMap:

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from favour.errors import UnsupportedOperation
 from favour.rules.registry import rule
-from favour.surrogate import DiagonalNoise, LinearMap, Surrogate
+from favour.surrogate import DiagonalNoise, LinearMap, Surrogate, weighted_sum
 from favour.value import Context, Value
 
 aten = torch.ops.aten
@@ -176,11 +176,6 @@ def logsumexp(ctx: Context, x: Value, dim: Any, keepdim: bool = False) -> Surrog
     def shaped(t: Tensor, at: int) -> Tensor:
         return t if keepdim else t.squeeze(at)
 
-    G = LinearMap(
-        lambda d: shaped((d * m).sum(axis + 1, keepdim=True), axis + 1),
-        lambda g: (g if keepdim else g.unsqueeze(axis + 1)) * m,
-        lambda d: shaped((d * m.square()).sum(axis, keepdim=True), axis),
-        disjoint=True,
-    )
+    G = weighted_sum(m, axis, keepdim)
     noise = DiagonalNoise(shaped(0.5 * bend.clamp_min(0), axis), f"{ctx.module or 'model'} (logsumexp)")
     return Surrogate(shaped(mean, axis), [(x, G)], [noise])

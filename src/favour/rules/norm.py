@@ -41,7 +41,7 @@ from torch import Tensor
 
 from favour.errors import UnsupportedOperation
 from favour.rules.registry import rule
-from favour.surrogate import DiagonalNoise, LatentNoise, LinearMap, Noise, Surrogate, compose, scaling
+from favour.surrogate import DiagonalNoise, LatentNoise, LinearMap, Noise, Surrogate, compose, scaling, weighted_sum
 from favour.value import Context, Value
 
 aten = torch.ops.aten
@@ -259,12 +259,7 @@ def _variance(ctx: Context, x: Value, dim: Any, correction: float, keepdim: bool
     def shaped(t: Tensor, at: int) -> Tensor:
         return t if keepdim else t.squeeze(at)
 
-    G = LinearMap(
-        lambda d: shaped((d * slope).sum(axis + 1, keepdim=True), axis + 1),
-        lambda g: (g if keepdim else g.unsqueeze(axis + 1)) * slope,
-        lambda d: shaped((d * slope.square()).sum(axis, keepdim=True), axis),
-        disjoint=True,
-    )
+    G = weighted_sum(slope, axis, keepdim)
     noise = DiagonalNoise(shaped(own.movedim(-1, axis), axis), f"{ctx.module or 'model'} (variance)")
     return Surrogate(shaped(mean.movedim(-1, axis), axis), [(x, G)], [noise])
 
