@@ -18,8 +18,6 @@ NORMS = [case for case in of_kind("curved") if "norm" in case.overload or "var" 
 
 
 CURVED = [c for c in of_kind("curved") if c in NORMS or "softmax" in c.overload or "logsum" in c.overload]
-    case for case in of_kind("curved") if case in NORMS or "softmax" in case.overload or "logsum" in case.overload
-]
 
 
 @pytest.mark.parametrize("case", CURVED, ids=lambda c: c.name)

@@ -40,7 +40,7 @@ from favour.covariance import square_root
 from favour.covariance.precision import psd_root
 from favour.errors import UnsupportedOperation
 from favour.masked import MaskedLinear
-from favour.methods.choice import _work
+from favour.methods.choice import multiplications
 from favour.methods.engine import infer
 from favour.node import DROPOUTS, Graph, Node, replace_nodes
 from favour.plan import mark_uncertain
@@ -162,7 +162,7 @@ def _find(predict: Predictor) -> Head | None:
             inner = 1 if last is None else DRAWS // outer
             once = sum(_cost(n) for n in run) + 2 * _ENTRY * sum(normals.values())
             classes = _size(output)
-            each = 0 if last is None else _work(last) * (2 if last in layers else 1)
+            each = 0 if last is None else multiplications(last) * (2 if last in layers else 1)
             each += _PASSES * _ENTRY * classes + 2 * classes**2
             cost = outer * (once + inner * each) / max(1, forward)
             found.append(
@@ -176,7 +176,7 @@ def _cost(node: Node) -> float:
     """Of one call and input, in multiplications."""
     if node.shape is None or getattr(node.target, "is_view", False):
         return 0
-    return _work(node) * (_CONVOLUTION if node.target in _CONVOLUTIONS else 1) + _ENTRY * _size(node)
+    return multiplications(node) * (_CONVOLUTION if node.target in _CONVOLUTIONS else 1) + _ENTRY * _size(node)
 
 
 def _size(node: Node) -> int:

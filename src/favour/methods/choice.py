@@ -41,7 +41,7 @@ class Choice:
     forwards: float
 
 
-def _work(node: Node, sizes: Mapping[str, int] | None = None) -> int:
+def multiplications(node: Node, sizes: Mapping[str, int] | None = None) -> int:
     """Multiplications per input of an operation that has a weight: one per output entry and weight of one output."""
     if node.shape is None:
         return 0
@@ -53,7 +53,7 @@ def uncertain_share(plan: Plan) -> float:
     """t: the share of the multiplications whose input is uncertain."""
     total = tail = 0
     for step in plan.steps:
-        work = _work(step.node, plan.sizes)
+        work = multiplications(step.node, plan.sizes)
         total += work
         if any(s in plan.uncertain and s.kind in ("call", "input") for s in step.node.inputs):
             tail += work
