@@ -14,13 +14,14 @@ help: ## Show this help
 
 install: $(INSTALLED) ## Create .venv and install Favour with its development tools
 
-# The stamp is newer than pyproject.toml and constraints.txt exactly when the installation is up to date.
-$(INSTALLED): pyproject.toml constraints.txt
+# The stamp is newer than pyproject.toml, constraints.txt and peers.txt exactly when the installation is up to date.
+$(INSTALLED): pyproject.toml constraints.txt peers.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Favour needs Python 3.11 or newer; try: make PYTHON=python3.11 ..."; exit 1; }
 	@test -x $(BIN)/python || { echo "==> creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "==> installing favour[dev] into $(VENV) (the first time fetches PyTorch: a few minutes)"
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	@$(BIN)/python -m pip install --quiet --no-deps -r peers.txt
 	@touch $@
 
 demo: $(INSTALLED) ## Train a small dropout network and compare Favour with sampling (under a minute)

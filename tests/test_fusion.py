@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import favour
 from favour import Belief
-from favour.fusion import FusedNode
+from favour.capture.fusion import FusedNode
 from favour.plan import make_plan
 
 float64 = torch.float64

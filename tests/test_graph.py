@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import favour
-from favour.graph import capture
+from favour.capture.graph import capture
 from favour.plan import configure
 
 SOURCE = Path(__file__).read_text().splitlines()

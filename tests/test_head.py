@@ -10,10 +10,10 @@ from torch import nn
 
 import favour
 from favour.belief import Belief
+from favour.capture.node import DROPOUTS
 from favour.errors import UnsupportedOperation
 from favour.experiments import digits
 from favour.head import _masks, _shuffled, draws, find_head
-from favour.node import DROPOUTS
 
 
 def mlp(p=0.5, wide=200, hidden=12, classes=3, seed=0):

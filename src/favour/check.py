@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from favour.belief import Belief
+from favour.capture.graph import split_example
 from favour.covariance import flatten_event, square_root
 from favour.errors import InvalidValue
-from favour.graph import split_example
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

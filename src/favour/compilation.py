@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from favour.dynamic import Dynamic
-from favour.graph import capture
+from favour.capture.dynamic import Dynamic
+from favour.capture.graph import capture
 from favour.methods.settings import Settings
 from favour.plan import configure, truncate
 from favour.posterior import Posterior

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from favour.capture.graph import Graph, capture, split_example
 from favour.errors import InvalidType
-from favour.graph import Graph, capture, split_example
 from favour.methods.engine import Settings
 from favour.plan import configure
 from favour.posterior import Posterior

@@ -36,17 +36,18 @@ from torch.utils import _pytree as pytree
 
 from favour import predictive
 from favour.belief import Belief
+from favour.capture.node import DROPOUTS, Graph, Node, replace_nodes
 from favour.covariance import square_root
 from favour.covariance.precision import psd_root
 from favour.errors import UnsupportedOperation
 from favour.masked import MaskedLinear
 from favour.methods.choice import multiplications
 from favour.methods.engine import infer
-from favour.node import DROPOUTS, Graph, Node, replace_nodes
 from favour.plan import mark_uncertain
 from favour.posterior.gaussians import Diagonal
 from favour.predictive import mirrored_normals
 from favour.tensors import check_inputs
+from favour.tracing import constant
 from favour.value import Value
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ def _shuffled(n: int, size: int, seed: int) -> npt.NDArray:
 
 # A constant in compiled code, and in exported code as it is made outside torch; in one piece, since the compiler
 # takes two constants from one function for the same.
-@torch.compiler.assume_constant_result
+@constant
 def _tables(ranks: tuple[tuple[int, int], ...], normals: tuple[tuple[int, int], ...], seed: int) -> Tensor:
     """All tables, one after the other: `_shuffled` and `normal_nodes`, for the sizes given."""
     parts = [_shuffled(n, size, 1000 * seed + i).ravel() for i, (n, size) in enumerate(ranks)]

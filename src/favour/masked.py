@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from favour.capture.node import Node
 from favour.covariance import square_root
-from favour.node import Node
 
 
 @dataclass

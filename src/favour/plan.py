@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
-from favour.commuting import RANDOM, commute, rule_for
-from favour.decompose import with_batch
+from favour.capture.commuting import RANDOM, commute, rule_for
+from favour.capture.decompose import with_batch
+from favour.capture.fusion import FusedNode, fuse
+from favour.capture.graph import DROPOUTS, Graph, Node, draws_numbers, nodes_in, replace_nodes
+from favour.capture.roots import find_roots
 from favour.errors import InvalidType, ShapeMismatch, UnknownName, UnsupportedOperation
-from favour.fusion import FusedNode, fuse
-from favour.graph import DROPOUTS, Graph, Node, draws_numbers, nodes_in, replace_nodes
 from favour.posterior import Posterior
-from favour.roots import find_roots
 from favour.rules.dropout import check_rate
 from favour.rules.maxima import WITH_INDICES
 from favour.rules.registry import Rule

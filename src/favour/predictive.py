@@ -36,6 +36,7 @@ from favour.confidence import check_level
 from favour.covariance import check_finite, flatten_event, square_root
 from favour.covariance.precision import widen
 from favour.errors import InvalidType, InvalidValue, ShapeMismatch
+from favour.tracing import constant
 
 KINDS = ("softmax", "binary", "multilabel", "ordinal")
 ESTIMATORS = ("nodes", "probit", "bridge")
@@ -146,7 +147,7 @@ def mirrored_normals(count: int, dim: int) -> npt.NDArray:
 
 
 # Compiled code takes the table as a constant; `torch.export` does so because it is made outside torch.
-@torch.compiler.assume_constant_result
+@constant
 def normal_nodes(count: int, dim: int) -> Tensor:
     """Equally weighted nodes for the standard normal in `dim` dimensions, (count, dim), float64.
 
@@ -157,7 +158,7 @@ def normal_nodes(count: int, dim: int) -> Tensor:
     return torch.from_numpy(mirrored_normals(count, dim).copy())
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _trapezoid() -> Tensor:
     """Nodes at distance h = .2 out to ±6.4 and their weights for the standard normal, (2, 65)."""
     x = np.linspace(-6.4, 6.4, 65)

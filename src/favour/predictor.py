@@ -18,13 +18,13 @@ from torch.utils import _pytree as pytree
 
 from favour.attribution import Attribution
 from favour.belief import Belief
+from favour.capture.node import Graph, Node
 from favour.errors import InvalidType, InvalidValue
 from favour.head import Head, find_head, probabilities
 from favour.joint import Joint, concatenated, split
 from favour.methods.choice import Choice, choose
 from favour.methods.engine import Settings, infer, infer_parts
 from favour.methods.memory import measure, rows_within
-from favour.node import Graph, Node
 from favour.plan import Plan, converted, make_plan
 from favour.posterior import Posterior
 from favour.sampling import Sampler

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from favour.capture.graph import DROPOUTS, Graph, Node, draws_numbers, replace_nodes
 from favour.errors import InvalidType, InvalidValue, UnsupportedOperation
-from favour.graph import DROPOUTS, Graph, Node, draws_numbers, replace_nodes
 from favour.plan import mark_uncertain
 from favour.posterior import Posterior
 from favour.rules.channel_dropout import SATURATION, alpha_scale, check_channel_rate

@@ -7,8 +7,8 @@ import os
 
 from torch import Tensor, nn
 
+from favour.capture.graph_io import graph_from_json, graph_to_json, read_file, write_file
 from favour.errors import CorruptFile
-from favour.graph_io import graph_from_json, graph_to_json, read_file, write_file
 from favour.methods.settings import Settings
 from favour.posterior import Posterior
 from favour.predictor import Predictor

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from favour.belief import Belief
+from favour.capture.node import Graph
 from favour.errors import InvalidType, InvalidValue, ShapeMismatch
-from favour.node import Graph
 from favour.posterior import Posterior
 
 

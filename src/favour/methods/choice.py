@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from favour.graph import Node
+from favour.capture.graph import Node
 from favour.methods.settings import Settings
 from favour.plan import Plan
 from favour.sizes import entries

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from favour.belief import Belief
+from favour.capture.graph import Node
 from favour.covariance import Covariance, Dense, DiagonalPlusFactor, Directional
-from favour.graph import Node
 from favour.methods import adjoint
 from favour.methods.choice import DEFAULT_RANK, Choice
 from favour.methods.directions import given_directions, softmax_directions

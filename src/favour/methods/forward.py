@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from favour.fusion import FusedNode, fused_surrogate
-from favour.graph import Node, replace_nodes
+from favour.capture.fusion import FusedNode, fused_surrogate
+from favour.capture.graph import Node, replace_nodes
 from favour.plan import Plan, Step
 from favour.surrogate import DiagonalNoise, LinearMap, Noise, Surrogate, diagonal_columns
 from favour.value import Context, Value

@@ -26,6 +26,7 @@ from torch import Tensor
 from favour.errors import InvalidValue
 from favour.moments.record import Function, Moments, Number, widen
 from favour.moments.tails import FAR, PDF0, SQRT_HALF
+from favour.tracing import constant
 
 Line = tuple[Number, Number]
 
@@ -36,7 +37,7 @@ def _leggauss(count: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(nodes.tolist()), tuple(weights.tolist())
 
 
-@torch.compiler.assume_constant_result  # numpy is not traced
+@constant
 def legendre(count: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Gauss–Legendre nodes and weights on [−1, 1]."""
     return _leggauss(count)

@@ -187,9 +187,9 @@ def _narrow(mean: Tensor, sigma: Tensor, offset: Number, slope: Number, kinks: K
     gained: Number = 0.0
     for (t, c), (after, _) in pairwise(kinks):
         gained = gained + c
-        for node, weight in zip(nodes, weights, strict=True):
+        for node, share in zip(nodes, weights, strict=True):
             part = (after - t) * (0.5 + 0.5 * node)
-            steps.append((t + part, gained * (after - t) * (0.5 * weight), end + gained * part))
+            steps.append((t + part, gained * (after - t) * (0.5 * share), end + gained * part))
         end = end + gained * (after - t)
     zero = torch.zeros_like(mean)
     tail_sum, pdf_sum, square_sum = zero, zero, zero

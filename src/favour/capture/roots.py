@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from favour.capture.node import DROPOUTS, Graph, Node, nodes_in
 from favour.moments import Moments
 from favour.moments.positive import dropped_power, positive_power
-from favour.node import DROPOUTS, Graph, Node, nodes_in
 from favour.rules.maxima import behind_dropout
 from favour.rules.pooling import per_axis
 from favour.rules.registry import pointwise_surrogate

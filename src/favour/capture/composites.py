@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from favour.node import Node
-from favour.rewriting import Builder, Shape
+from favour.capture.node import Node
+from favour.capture.rewriting import Builder, Shape
 
 aten = torch.ops.aten
 

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from favour.graph import Graph, Node, replace_nodes
+from favour.capture.graph import Graph, Node, replace_nodes
+from favour.capture.node import rewired
+from favour.capture.traced import ARITHMETIC, Kinks, Traced, apply_function
 from favour.moments import Moments, quadrature
-from favour.node import rewired
 from favour.rules.registry import RULES, pointwise_surrogate
 from favour.scalar import ScalarFunction
 from favour.surrogate import Surrogate
-from favour.traced import ARITHMETIC, Kinks, Traced, apply_function
 from favour.value import Context, Value
 
 aten = torch.ops.aten

@@ -17,20 +17,21 @@ import inspect
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from favour.decompose import decompose
-from favour.dynamic import Dynamic, free_sizes, input_names
+from favour.capture.decompose import decompose
+from favour.capture.dynamic import Dynamic, free_sizes, input_names
+from favour.capture.inplace import functionalise
+from favour.capture.multihead import put_batch_first
+from favour.capture.node import DROPOUTS, Graph, Node, draws_numbers, nodes_in, replace_nodes
+from favour.capture.recurrent import check_recurrent, unroll
 from favour.errors import CaptureError, FavourError, InvalidType, InvalidValue, UnsupportedOperation
-from favour.inplace import functionalise
-from favour.multihead import put_batch_first
-from favour.node import DROPOUTS, Graph, Node, draws_numbers, nodes_in, replace_nodes
-from favour.recurrent import check_recurrent, unroll
 
 __all__ = [
     "DROPOUTS",
@@ -117,7 +118,7 @@ def capture(model: nn.Module, example: Any, *, dynamic: Dynamic = None) -> Graph
     Args:
         model: Any module that `torch.export` can take. It is not modified.
         example: A tensor, a tuple of positional arguments or a dict of keyword arguments.
-        dynamic: Sizes besides the batch that may change; see `favour.dynamic`.
+        dynamic: Sizes besides the batch that may change; see `favour.capture.dynamic`.
 
     Raises:
         CaptureError: The model cannot be exported; says which line and what to do.
@@ -157,7 +158,7 @@ def capture(model: nn.Module, example: Any, *, dynamic: Dynamic = None) -> Graph
     arg_shapes, kwarg_shapes = pytree.tree_unflatten(shapes, in_spec)
     named_shapes = signature.bind(*arg_shapes, **kwarg_shapes).arguments
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings(), torch.no_grad(), _plain_einsum():
             warnings.simplefilter("ignore")
             exported = torch.export.export(
                 clone,
@@ -176,6 +177,17 @@ def capture(model: nn.Module, example: Any, *, dynamic: Dynamic = None) -> Graph
     decompose(graph)
     unroll(graph)
     return graph
+
+
+@contextmanager
+def _plain_einsum() -> Iterator[None]:
+    """Contract from left to right: opt_einsum, where installed, plans for the example's sizes and so fixes them."""
+    before = torch.backends.opt_einsum.enabled
+    torch.backends.opt_einsum.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.opt_einsum.enabled = before
 
 
 def _explain(error: Exception, dynamic: Dynamic = None) -> str:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from favour.capture.graph import Graph, Node
 from favour.errors import CorruptFile, UnsupportedOperation
-from favour.graph import Graph, Node
 from favour.rules.registry import RULES
 
 FORMAT = "favour-predictor"

@@ -1,0 +1,5 @@
+"""`python -m favour.cli`."""
+
+from favour.cli import main
+
+main()
