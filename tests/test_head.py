@@ -42,7 +42,7 @@ def test_head_begins_as_early_as_it_can_be_afforded():
     late = find_head(favour.compile(mlp(wide=400), x))
     assert late.cut is not None and late.cost <= 1
     assert "3" not in [n.module for n in late.tail]  # the wide layer is not sampled
-    assert late.last.module == "8" and late.outer * late.inner == 128
+    assert late.last.module == "8" and late.outer * late.inner == 192
 
 
 def by_loop(model, x, head, bits):

@@ -20,7 +20,7 @@ from favour.errors import (
     UnsupportedOperation,
 )
 from favour.joint import Joint
-from favour.posterior import Diagonal, Full, Kronecker, Posterior, Rows
+from favour.posterior import Diagonal, Full, Kronecker, Posterior, Rotated, Rows
 from favour.predictive import probabilities
 from favour.predictor import Predictor
 from favour.rules import rule

@@ -55,9 +55,9 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-DRAWS = 128  # n
+DRAWS = 192  # n
 BUDGETS = (1.0, 32.0)  # forward passes: by default, and where the user asks for the head and that is not enough
-OUTER = (16, 8)  # A, the first that can be afforded; what 16 x 8 draws are worth: benchmarks/decisions.py
+OUTER = (24, 8)  # A, the first that can be afforded; what 24 x 8 draws are worth: benchmarks/decisions.py
 _ENTRY = 16
 _CONVOLUTION = 2  # its multiplications take this many times as long as those of a matrix product (measured on LeNet)
 _PASSES = 3  # over the logits of all draws: to gather, to match and to exponentiate them
@@ -274,7 +274,7 @@ def draws(predict: Predictor, *args: Any, **kwargs: Any) -> Tensor:
         >>> import favour
         >>> model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
         >>> draws(favour.compile(model, torch.randn(2, 4)), torch.randn(5, 4)).shape
-        torch.Size([128, 5, 3])
+        torch.Size([192, 5, 3])
     """
     return torch.cat([z.permute(2, 0, 1) for z in _drawn(predict, args, kwargs)], 1)
 

@@ -235,6 +235,28 @@ class DenseNoise(Noise):
 
 
 @dataclass(eq=False)
+class RotatedNoise(Noise):
+    """N = P diag(variance) Pᵀ over the last axis: basis P (m, k), variance (batch, *places, k)."""
+
+    variance: Tensor
+    basis: Tensor
+    label: str = ""
+    key: None = None
+
+    def diag(self) -> Tensor:
+        return self.variance @ self.basis.square().mT
+
+    def matmul(self, v: Tensor) -> Tensor:
+        return v @ self.basis * self.variance @ self.basis.mT
+
+    def gram(self, g: Tensor) -> Tensor:
+        return weighted_gram(g @ self.basis, self.variance)
+
+    def columns(self) -> Tensor:
+        return diagonal_columns(self.variance.clamp_min(0).sqrt()) @ self.basis.mT
+
+
+@dataclass(eq=False)
 class LatentNoise(Noise):
     """n = B z with z ~ N(0, I) of shape `latent_shape`: B by its columns' action, shared through `key`.
 

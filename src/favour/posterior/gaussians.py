@@ -6,12 +6,13 @@ elsewhere. With i, k counting outputs (rows), j, l inputs (columns) and r the ra
     Diagonal    Cov(W_ij, W_kl) = [i=k][j=l] diag_ij                            any shape
     Rows        Cov(W_ij, W_kl) = [i=k] ([j=l] diag_ij + Σ_r factor_rij factor_ril)   rows independent
     Kronecker   Cov(W_ij, W_kl) = outputs_ik · inputs_jl                        outputs (m, m), inputs (n, n)
+    Rotated     Cov(W_ij, W_kl) = Σ_ab outputs_ia outputs_ka diag_ab inputs_jb inputs_lb   diagonal in other bases
     Full        Cov(W_ij, W_kl) = matrix[i·n + j, k·n + l]                      any shape, row-major
 
 For a linear weight the shape is (m, n) = (out_features, in_features).
 
 Draws: Diagonal √diag ∘ z; Rows √diag ∘ z + Σ_r ε_ri factor_ri; Kronecker B Z Aᵀ with
-BBᵀ = outputs, AAᵀ = inputs; Full R z with RRᵀ = matrix. The roots R = V√max(λ, 0) come from an
+BBᵀ = outputs, AAᵀ = inputs; Rotated outputs (√diag ∘ Z) inputsᵀ; Full R z with RRᵀ = matrix. The roots R = V√max(λ, 0) come from an
 eigendecomposition, so singular matrices are fine.
 """
 
@@ -31,7 +32,7 @@ from ..errors import InvalidType, InvalidValue, ShapeMismatch
 
 
 class Gaussian(ABC):
-    """The covariance of one parameter tensor; see the module docstring for the four kinds.
+    """The covariance of one parameter tensor; see the module docstring for the kinds.
 
     Subclasses are frozen dataclasses whose fields are tensors (and plain tuples of integers).
     """
@@ -223,6 +224,57 @@ class Kronecker(Gaussian):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class Rotated(Gaussian):
+    """Independent entries in other bases of inputs and outputs, W = outputs Z inputsᵀ with Z_ab ~ N(0, diag_ab).
+
+    Kronecker-factored Laplace is of this kind: the curvature A ⊗ B plus a prior precision δ has the eigenvectors of A
+    and B, and the eigenvalues a_b b_a + δ, whose inverses are no outer product. `Kronecker` is the case of diag = vuᵀ.
+
+    Attributes:
+        diag: (k, l), ≥ 0.
+        inputs: (n, l), the input basis in its columns; not necessarily orthonormal.
+        outputs: (m, k), the output basis in its columns.
+
+    Example:
+        >>> Rotated(torch.ones(2, 3), torch.eye(3), 2 * torch.eye(2)).variance().tolist()
+        [[4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]
+    """
+
+    diag: Tensor
+    inputs: Tensor
+    outputs: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.outputs.shape[0], self.inputs.shape[0]
+
+    def variance(self) -> Tensor:
+        return self.outputs.square() @ self.diag @ self.inputs.square().mT
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        z = standard_normal((n, *self.diag.shape), self.diag, generator)
+        return self.outputs @ (self.diag.sqrt() * z) @ self.inputs.mT
+
+    def covariance(self) -> Tensor:
+        basis = torch.kron(self.outputs, self.inputs)
+        return basis * self.diag.flatten() @ basis.mT
+
+    def check_shapes(self, name: str) -> None:
+        _require_floating(name, self)
+        shapes = [tuple(t.shape) for t in (self.diag, self.inputs, self.outputs)]
+        if any(len(s) != 2 for s in shapes) or (shapes[2][1], shapes[1][1]) != shapes[0]:
+            raise ShapeMismatch(
+                f"posterior of `{name}`: Rotated got `diag`, `inputs` and `outputs` of shapes "
+                f"{', '.join(map(str, shapes))}; it needs (k, l), (n, l) and (m, k)."
+            )
+
+    def _check_values(self, name: str) -> None:
+        _require_variance(name, "diag", self.diag)
+        _require_finite(name, "inputs", self.inputs)
+        _require_finite(name, "outputs", self.outputs)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Full(Gaussian):
     """Any covariance at all, stored densely: O(N²) memory for N entries.
 
@@ -264,7 +316,7 @@ class Full(Gaussian):
         _require_psd(name, "matrix", self.matrix)
 
 
-KINDS: dict[str, type[Gaussian]] = {kind.__name__: kind for kind in (Diagonal, Rows, Kronecker, Full)}
+KINDS: dict[str, type[Gaussian]] = {kind.__name__: kind for kind in (Diagonal, Rows, Kronecker, Rotated, Full)}
 
 
 def standard_normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -11,6 +11,7 @@ The posterior decides what N looks like:
 | mean-field, variances V      | diag(V(μ² + v))                                                          |
 | independent rows D + Σ fₖfₖᵀ | diag(D(μ² + v) + Σₖ E[(fₖᵀx)²]),  E[(fᵀx)²] = (fᵀμ)² + Σⱼ(fᵀuⱼ)² + (f²)ᵀλ  |
 | Kronecker A ⊗ B              | tr(A(Σ + μμᵀ))·B                                                         |
+| V in bases P, Q              | P diag(V t) Pᵀ,  t_b = E[(q_bᵀx)²]: mean-field in these bases            |
 | full                         | equation 1, dense m × m                                                  |
 | latents P shared by layers   | columns Pₖμ (first order in the uncertainty of x; the rest is diagonal)  |
 
@@ -43,7 +44,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.posterior import Diagonal, Full, Gaussian, Kronecker, Rows
+from favour.posterior import Diagonal, Full, Gaussian, Kronecker, Rotated, Rows
 from favour.posterior.gaussians import psd_root
 from favour.rules.registry import rule
 from favour.rules.weight_space import Layout, shared_noise, weight_space
@@ -53,6 +54,7 @@ from favour.surrogate import (
     LatentNoise,
     LinearMap,
     Noise,
+    RotatedNoise,
     Surrogate,
     diagonal_latent,
     factor_noise,
@@ -235,7 +237,7 @@ def _tied(ctx: Context, x: Input, weight: Weight, gaussian: Diagonal | Rows) -> 
 
 
 def _dense(gaussian: Gaussian, x: Input, label: str, *, with_mean: bool) -> Noise:
-    """Kronecker and full covariances; without the mean only what the uncertainty of x adds."""
+    """Covariances that couple outputs; without the mean only what the uncertainty of x adds."""
     points = [x.mean.unsqueeze(0)] if with_mean else []
     points += [x.factor] if x.factor is not None else []
     a = torch.cat(points) if points else x.mean.new_zeros(0, *x.mean.shape)  # (1 + r, batch, n)
@@ -244,6 +246,11 @@ def _dense(gaussian: Gaussian, x: Input, label: str, *, with_mean: bool) -> Nois
         if x.diag is not None:
             scale = scale + x.diag @ gaussian.inputs.diagonal()
         return DenseNoise(gaussian.outputs.unsqueeze(0), scale, label)
+    if isinstance(gaussian, Rotated):
+        second = (a @ gaussian.inputs).square().sum(0)
+        if x.diag is not None:
+            second = second + x.diag @ gaussian.inputs.square()
+        return RotatedNoise(second @ gaussian.diag.mT, gaussian.outputs, label)
     assert isinstance(gaussian, Full)
     m, n = gaussian.shape
     blocks = gaussian.matrix.reshape(m, n, m, n)
@@ -288,6 +295,8 @@ def _independent(gaussian: Gaussian, diag: Tensor, label: str) -> Noise:
 
     For Kronecker (Σ_j A_jj λ_tj)·B, for a full covariance n_t = Σ_j √λ_tj R_j z_tj with R_j a root of Cov(W_·j).
     """
+    if isinstance(gaussian, Rotated):
+        return RotatedNoise(diag @ gaussian.inputs.square() @ gaussian.diag.mT, gaussian.outputs, label)
     variances = F.linear(diag, gaussian.variance())
     if isinstance(gaussian, (Diagonal, Rows)):
         return DiagonalNoise(variances, label)

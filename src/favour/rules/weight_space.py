@@ -7,6 +7,7 @@ A Gaussian weight is W = W̄ + δ with δ = R z, z ~ N(0, I) and R a root of its
 | mean-field      | W's shape          | σ ∘ z                            |
 | rows D + Σ fᵣfᵣᵀ | W's shape, (r, m)  | √D ∘ z + Σᵣ zᵣ,ᵢ fᵣ,ᵢ            |
 | Kronecker A ⊗ B | W's shape          | √B z √Aᵀ                         |
+| V in bases P, Q | V's shape          | P(√V ∘ z)Qᵀ                      |
 | full            | N                  | √Σ z                             |
 
 A product with it at places t, for known vectors a of the input (its mean, its factor columns), adds
@@ -27,7 +28,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from favour.posterior import Diagonal, Full, Gaussian, Kronecker, Rows
+from favour.posterior import Diagonal, Full, Gaussian, Kronecker, Rotated, Rows
 from favour.posterior.gaussians import psd_root
 from favour.surrogate import LatentNoise
 from favour.value import Context, Weight
@@ -61,6 +62,9 @@ def weight_space(ctx: Context, weight: Weight) -> WeightSpace:
         return WeightSpace(tuple(sigma.shape), lambda z: z * sigma, lambda w: w * sigma)
     if isinstance(gaussian, Rows):
         return _rows(gaussian)
+    if isinstance(gaussian, Rotated):
+        sigma, P, Q = gaussian.diag.sqrt(), gaussian.outputs, gaussian.inputs
+        return WeightSpace(tuple(sigma.shape), lambda z: P @ (z * sigma) @ Q.mT, lambda w: P.mT @ w @ Q * sigma)
     key = ("root", weight.name)
     if key not in ctx.shared:
         matrices = (gaussian.outputs, gaussian.inputs) if isinstance(gaussian, Kronecker) else (gaussian.covariance(),)
@@ -132,6 +136,10 @@ def row_variances(gaussian: Gaussian, a: Tensor, layout: Layout) -> Tensor:
     if isinstance(gaussian, Kronecker):
         scale = torch.einsum("pbgit,ij,pbgjt->bgt", a, gaussian.inputs, a)
         return gaussian.outputs.diagonal().reshape(a.shape[2], -1, 1) * scale.unsqueeze(2)
+    if isinstance(gaussian, Rotated):
+        seen = torch.einsum("pbgit,il->pbglt", a, gaussian.inputs).square().sum(0)
+        spread = (gaussian.outputs.square() @ gaussian.diag).reshape(a.shape[2], -1, gaussian.diag.shape[1])
+        return torch.einsum("gml,bglt->bgmt", spread, seen)
     if isinstance(gaussian, Full):
         count = gaussian.matrix.shape[0]
         entries = layout.blocks(torch.arange(count, device=a.device).reshape(gaussian.shape))  # (g, m, n)

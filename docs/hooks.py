@@ -1,0 +1,70 @@
+"""What the site needs beyond Markdown: formulas, tables of measured numbers, the examples.
+
+    $…$, $$…$$              MathML, made when the site is built: pages need neither a script nor the network
+    <!-- table: NAME -->    the table NAME of `docs/tables.py`, made from the files under results/
+    <!-- examples -->       every file of examples/: what it says about itself, and its source
+"""
+
+from __future__ import annotations
+
+import ast
+import html
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from latex2mathml.converter import convert
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLE = re.compile(r"<!-- table: (\w+) -->")
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+
+
+def on_config(config: Any) -> Any:
+    config["watch"].extend(str(ROOT / name) for name in ("results", "examples"))
+    return config
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    markdown = TABLE.sub(lambda match: str(getattr(_tables(), match[1])()), markdown)
+    return markdown.replace("<!-- examples -->", examples())
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    return FORMULA.sub(_mathml, content)
+
+
+def _mathml(match: re.Match[str]) -> str:
+    latex = html.unescape(match[2]).strip()
+    block = match[1] == "div"
+    # The converter knows `align*` but not `aligned`.
+    latex = latex.replace("{aligned}", "{align*}")
+    math = convert(latex, display="block" if block else "inline")
+    if "\\" in re.sub(r"<[^>]*>", "", math):
+        raise ValueError(f"the converter left LaTeX behind in {latex!r}: {math}")
+    return f'<div class="formula">{math}</div>' if block else math
+
+
+def examples() -> str:
+    """A section for each file of examples/: its docstring, the command that runs it, its source."""
+    parts = []
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        source = path.read_text()
+        title, _, text = (ast.get_docstring(ast.parse(source)) or path.stem).partition("\n")
+        code = "\n".join(f"    {line}".rstrip() for line in source.splitlines())
+        parts.append(
+            f"## {title.rstrip('.')} {{ #{path.stem.replace('_', '-')} }}\n\n{text.strip()}\n\n"
+            f"```console\n$ python examples/{path.name}\n```\n\n"
+            f'??? example "examples/{path.name}"\n\n    ```python\n{code}\n    ```\n'
+        )
+    return "\n".join(parts)
+
+
+def _tables() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("favour_docs_tables", ROOT / "docs" / "tables.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,155 @@
+"""The site's tables of measured numbers, each made from a file under results/ that a benchmark wrote.
+
+`<!-- table: NAME -->` on a page stands for the function NAME here. The README's tables are the same functions
+(benchmarks/readme.py). A missing file or row is an error, so that the site is never built with a hole in it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import mean
+
+ROOT = Path(__file__).resolve().parent.parent
+
+_spec = importlib.util.spec_from_file_location("favour_readme", ROOT / "benchmarks" / "readme.py")
+assert _spec is not None and _spec.loader is not None
+_readme = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_readme)
+
+worth, cost, architectures = _readme.worth, _readme.cost, _readme.architectures
+memory, decisions = _readme.memory, _readme.decisions
+
+
+def modes() -> str:
+    """The error of the covariance with each way to treat an activation."""
+    data = _load("worth")
+    names = {"price": "adjoint", "taylor": "adjoint, taylor", "matched": "adjoint, matched"}
+    rows = [
+        [f"`{mode}`", *(f"{network['rows'][row]['covariance error']:.3f}" for network in data["networks"].values())]
+        for mode, row in names.items()
+    ]
+    return _table(["`activation=`", *data["networks"]], rows, data)
+
+
+def directions() -> str:
+    """The price and the error of a few output directions."""
+    data, errors = _load("cost"), _load("worth")["networks"]["MNIST, depth 2"]["rows"]
+    rows = []
+    for name in ("adjoint", "adjoint, 3 directions", "adjoint, bf16 sweeps", "adjoint, 3 directions, bf16 sweeps"):
+        timed = name if "directions" in name else name.replace("adjoint", "adjoint, 10 outputs")
+        forwards = data["rows"][f"{timed} | compiled"]["forwards"]
+        rows.append([name, f"{forwards:.1f}", f"{errors[name]['covariance error']:.3f}"])
+    return _table(["pass", "forward passes", "covariance error"], rows, data)
+
+
+def choice() -> str:
+    """What `"auto"` takes, with its own prediction of the cost beside the measured one."""
+    data = _load("choice")
+    rows = []
+    for row in data["rows"]:
+        covectors = "" if row["covectors"] is None else f", {row['covectors']} directions"
+        taken = f"`{row['method']}`{covectors}" if row["settings"] == "auto" else ""
+        predicted, measured = row["predicted forwards"], row["measured forwards"]
+        rows.append([row["network"], row["settings"], taken, f"{predicted:.1f}", f"{measured:.1f}"])
+    return _table(["network", "asked for", "taken", "forward passes, predicted", "measured"], rows, data)
+
+
+def algorithm1() -> str:
+    """√ρ after K iterations over its limit, averaged over layers and seeds."""
+    data = _load("algorithm1")
+    starts = sorted({row["start"] for row in data["rows"]})
+    ranks = sorted({row["rank"] for row in data["rows"]})
+    rows = []
+    for iterations in sorted({row["K"] for row in data["rows"]}):
+        cells = [
+            mean(
+                mean(row["ratio"])
+                for row in data["rows"]
+                if (row["start"], row["rank"], row["K"]) == (start, rank, iterations)
+            )
+            for start in starts
+            for rank in ranks
+        ]
+        rows.append([str(iterations), *(f"{cell:.3f}" for cell in cells)])
+    header = ["K", *(f"{start} start, r = {rank}" for start in starts for rank in ranks)]
+    return _table(header, rows, data)
+
+
+def rank_and_iterations() -> str:
+    """The error of `dplr` on a LeNet against r and K."""
+    data = _load("dplr_lenet")
+    iterations = sorted({row["K"] for row in data["rows"]})
+    rows = []
+    for rank in sorted({row["r"] for row in data["rows"]}):
+        found = {row["K"]: row for row in data["rows"] if row["r"] == rank}
+        rows.append([str(rank), *(_cell(found.get(k)) for k in iterations)])
+    return _table(["r", *(f"K = {k}" for k in iterations)], rows, data)
+
+
+def _cell(row: dict | None) -> str:
+    return "" if row is None else f"{row['covariance error']:.3f} ({row['forward passes']:.0f})"
+
+
+def gpu() -> str:
+    """Cost on a GPU, and what lower precision moves."""
+    data = _load("gpu_cost")
+    rows = [
+        [
+            name,
+            f"{row['forwards']:.1f}",
+            f"{row['peak GiB over weights and input']:.1f} GiB",
+            f"{row['covariance distance from float32 adjoint']:.1e}",
+        ]
+        for name, row in data["rows"].items()
+    ]
+    header = ["pass", "forward passes", "memory over weights and input", "distance from float32 `adjoint`"]
+    return f"{data['network']}, {data['environment']['gpu']}:\n\n" + _table(header, rows, data)
+
+
+def estimators() -> str:
+    """Every estimator of class probabilities at one rate of dropout."""
+    data = _load("decisions")
+    rate = "0.5"
+    rows = [
+        [f"`{name}`", f"{row['nll']:.4f}", f"{row['ece']:.4f}", f"{row['total variation']:.4f}"]
+        for name, row in data["classification"][rate]["rows"].items()
+        if name in ("nodes", "probit", "bridge", "head")
+    ]
+    return _table(["`estimator=`", "NLL", "ECE", "total variation"], rows, data)
+
+
+def intervals() -> str:
+    """Conformal intervals of level 90 % beside intervals of one width for all inputs."""
+    data = _load("decisions")
+    rows = []
+    for name, result in data["regression"].items():
+        for kind, row in result["rows"].items():
+            width = f"{row['width in standard deviations of y']:.2f}"
+            rows.append([name, kind, f"{row['coverage']:.3f}", width, f"{row['over constant width']:.2f}"])
+    return _table(["data set", "interval", "coverage", "mean width / sd of y", "over constant width"], rows, data)
+
+
+def concordance() -> str:
+    """The closed form of the JSD and n samples, both against the truth."""
+    data = _load("concordance")
+    rows = []
+    for result in data["covariances"].values():
+        found = result["rows"]
+        sampled = {n: row["sampled against the truth"] for n, row in found.items() if n.isdigit()}
+        estimates = {"closed form": found["lemma against the truth"], **{f"{n} samples": r for n, r in sampled.items()}}
+        for name, row in estimates.items():
+            difference = f"{row['relative difference']:.3f}"
+            rows.append([f"{result['largest scale']}", name, difference, f"{row['concordance']:.4f}"])
+    return _table(["largest standard deviation", "estimate", "relative difference", "concordance"], rows, data)
+
+
+def _load(name: str) -> dict:
+    return json.loads((ROOT / "results" / f"{name}.json").read_text())
+
+
+def _table(header: list[str], rows: Iterable[list[str]], data: dict) -> str:
+    lines = ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
+    return "\n".join([*lines, "", _readme._where(data)])

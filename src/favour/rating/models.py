@@ -1,0 +1,281 @@
+"""What rates: exported graphs, saved predictors, and models made by a function of the user's.
+
+All of them become a `Rater`: called with a batch (n, *shape) it answers with arrays
+
+    mean, variance     (n, *event)     of the outputs
+    probabilities      (n, C)          of a classifier
+    jsd                (n,)            of a classifier with a softmax or one logit
+
+`Rater.packed` is a rater in a form that travels to other processes: bytes, from which `unpack` makes it again without
+executing anything but Favour and the graph.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+import favour
+from favour.belief import Belief
+from favour.errors import InvalidType, InvalidValue, UnsupportedOperation
+from favour.extras import require
+from favour.head import find_head
+from favour.predictive import KINDS, check_event
+from favour.predictor import Predictor
+
+EXPORTED = (".onnx", ".pt2")
+TASKS = (*KINDS, "regression")
+Outputs = dict[str, npt.NDArray]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A rater as bytes.
+
+    Attributes:
+        form: `"predictor"`, `".onnx"` or `".pt2"`.
+        content: Of the file.
+        kind: As given by the user, or None.
+    """
+
+    form: str
+    content: bytes
+    kind: str | None
+
+
+class Rater:
+    """A model that answers with arrays.
+
+    Attributes:
+        kind: `"softmax"`, `"binary"`, `"multilabel"`, `"ordinal"` or `"regression"`.
+        shape: Of one input; a dimension may be None where any size will do.
+        dtype: Of the input.
+    """
+
+    kind: str
+    shape: tuple[int | None, ...]
+    dtype: str
+    packed: Packed
+
+    def __call__(self, x: npt.NDArray) -> Outputs:
+        raise NotImplementedError
+
+
+class PredictorRater(Rater):
+    """A `Predictor` of one input and one output."""
+
+    def __init__(self, predictor: Predictor, kind: str | None = None, device: str = "cpu") -> None:
+        inputs = [node for node in predictor.graph.inputs if node is not None and node.shape is not None]
+        if len(inputs) != 1:
+            raise UnsupportedOperation(f"the model has {len(inputs)} tensor inputs; a rating feeds exactly one.")
+        node = inputs[0]
+        assert node.shape is not None
+        self.shape = tuple(size if isinstance(size, int) else None for size in node.shape[1:])
+        self.dtype = str(node.dtype).removeprefix("torch.")
+        self.given = kind
+        self.device = device
+        self._saved: Predictor | bytes = predictor
+        self.predictor = predictor.to(device)
+        self.kind = kind or ""
+        if kind == "regression":
+            self._check(kind)
+
+    @property
+    def packed(self) -> Packed:  # type: ignore[override]
+        if isinstance(self._saved, Predictor):
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder, "predictor")
+                self._saved.save(file)
+                self._saved = file.read_bytes()
+        return Packed("predictor", self._saved, self.given)
+
+    def _check(self, kind: str) -> None:
+        if kind not in TASKS:
+            raise InvalidValue(f"`kind` is {kind!r}; choose one of {', '.join(TASKS)}.")
+
+    def __call__(self, x: npt.NDArray) -> Outputs:
+        batch = torch.from_numpy(np.ascontiguousarray(x)).to(self.device)
+        with torch.no_grad():
+            belief = self.predictor(batch)
+            if not isinstance(belief, Belief):
+                raise UnsupportedOperation(
+                    f"the model answers with {type(belief).__name__}; a rating reads exactly one uncertain output. "
+                    "Name a module with `favour.compile(..., at=...)`."
+                )
+            if not self.kind:
+                event = tuple(belief.event_shape)
+                self.kind = "regression" if event in ((), (1,)) else check_event(event, None)
+            outputs = {"mean": belief.mean, "variance": belief.variance}
+            if self.kind != "regression":
+                head = find_head(self.predictor)
+                drawn = head is not None and head.worthwhile
+                outputs["probabilities"] = (
+                    self.predictor.probabilities(batch, kind=self.kind)
+                    if drawn
+                    else favour.probabilities(belief, kind=self.kind)
+                )
+                logits = belief
+                if self.kind == "binary":  # one logit z is the pair (0, z)
+                    flat = Belief(belief.mean.reshape(-1, 1), covariance=belief.covariance_matrix, validate=False)
+                    logits = flat.linear(flat.mean.new_tensor([[0.0], [1.0]]))
+                if self.kind in ("softmax", "binary"):
+                    outputs["jsd"] = favour.scores.jsd(logits)
+        wide = torch.float64 if belief.dtype == torch.float64 else torch.float32
+        return {name: value.to(wide).cpu().numpy() for name, value in outputs.items()}
+
+
+class ExportedRater(Rater):
+    """A graph that `favour.export` wrote."""
+
+    def __init__(self, path: str, kind: str | None = None) -> None:
+        self.model: Any = favour.load_exported(path)  # type: ignore[attr-defined]
+        if kind not in (None, self.model.kind):
+            raise InvalidValue(f"`{path}` was exported as {self.model.kind!r} and cannot be rated as {kind!r}.")
+        self.kind = self.model.kind
+        self.path, self.given = path, kind
+
+    @property
+    def packed(self) -> Packed:  # type: ignore[override]
+        return Packed(os.path.splitext(self.path)[1], Path(self.path).read_bytes(), self.given)
+
+    def __call__(self, x: npt.NDArray) -> Outputs:
+        return self.model(x)
+
+
+def unpack(packed: Packed, device: str = "cpu") -> Rater:
+    """The rater behind the bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "model" + (packed.form if packed.form in EXPORTED else ""))
+        file.write_bytes(packed.content)
+        if packed.form == "predictor":
+            return PredictorRater(favour.load(file), packed.kind, device)
+        return ExportedRater(str(file), packed.kind)
+
+
+def digest(model: Any, weights: str | os.PathLike[str] | None = None) -> str:
+    """A text that changes when the model does: file contents, or the tensors and the graph of an object."""
+    sha = hashlib.sha256()
+    if isinstance(model, str | os.PathLike) and os.path.isfile(model):
+        _update(sha, os.fspath(model))
+    elif isinstance(model, Predictor):
+        sha.update(_graph_text(model).encode())
+        _tensors(sha, model.store)
+        tensors, description = model.posterior().state()
+        sha.update(repr(description).encode())
+        for name, value in sorted(tensors.items()):
+            sha.update(name.encode() + value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    elif isinstance(model, nn.Module):
+        sha.update(repr(model).encode())
+        _tensors(sha, model)
+    else:
+        sha.update(str(model).encode())
+    if weights is not None:
+        _update(sha, os.fspath(weights))
+    return sha.hexdigest()
+
+
+def _graph_text(predictor: Predictor) -> str:
+    return "\n".join(f"{n.name} {n.kind} {n.target} {n.args} {n.kwargs}" for n in predictor.graph.nodes) + repr(
+        predictor.settings.describe()[0]
+    )
+
+
+def _tensors(sha: Any, module: nn.Module) -> None:
+    for name, value in sorted(module.state_dict().items()):
+        data = value.detach().cpu().contiguous().reshape(-1)
+        sha.update(f"{name}{tuple(value.shape)}{value.dtype}".encode() + data.view(torch.uint8).numpy().tobytes())
+
+
+def _update(sha: Any, file: str) -> None:
+    with open(file, "rb") as stream:
+        while block := stream.read(2**22):
+            sha.update(block)
+
+
+# ---- finding a model
+
+
+def open_model(
+    model: Any, weights: str | os.PathLike[str] | None = None, kind: str | None = None, device: str = "cpu"
+) -> Rater | Callable[[npt.NDArray], Rater]:
+    """A rater, or for a network that is yet to be compiled a function from the first rows to one.
+
+    Args:
+        model: A path to an exported graph or a saved predictor, `"package.module:factory"`, a `Predictor`, a module,
+            or a pair of a module and its posterior.
+        weights: A safetensors file for the module that a factory makes.
+        kind: See `Rater`; None for what the model says or, of a network, what its outputs suggest.
+        device: Of predictors.
+    """
+    if kind is not None and kind not in TASKS:
+        raise InvalidValue(f"`kind` is {kind!r}; choose one of {', '.join(TASKS)}.")
+    if isinstance(model, str | os.PathLike):
+        name = os.fspath(model)
+        if weights is not None and (":" not in name or os.path.exists(name)):
+            raise InvalidValue(f"`weights` go with `package.module:factory`; `{name}` has its own.")
+        if os.path.isfile(name):
+            if name.lower().endswith(EXPORTED):
+                return ExportedRater(name, kind)
+            return PredictorRater(favour.load(name), kind, device)
+        if ":" not in name:
+            raise InvalidValue(
+                f"no model at `{name}`: give a .onnx or .pt2 file that favour exported, a file that "
+                "`Predictor.save` wrote, or `package.module:factory`."
+            )
+        model = _made(name, weights)
+    if isinstance(model, Predictor):
+        return PredictorRater(model, kind, device)
+    posterior = None
+    if isinstance(model, tuple) and len(model) == 2:
+        model, posterior = model
+    if not isinstance(model, nn.Module):
+        raise InvalidType(
+            f"a model is a path, a Predictor, a module or a pair (module, posterior); got {type(model).__name__}."
+        )
+    module = model.eval().requires_grad_(False)
+
+    def compiled(x: npt.NDArray) -> Rater:
+        predictor = favour.compile(module, torch.from_numpy(np.ascontiguousarray(x)), posterior=posterior)
+        return PredictorRater(predictor, kind, device)
+
+    return compiled
+
+
+def _made(name: str, weights: str | os.PathLike[str] | None) -> Any:
+    module_name, _, attribute = name.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` does: a factory in the working directory
+    try:
+        factory = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InvalidValue(f"`{name}` cannot be imported: {error}. `package.module:factory` is expected.") from error
+    made = factory()
+    if weights is None:
+        return made
+    network = made[0] if isinstance(made, tuple) else made
+    if isinstance(network, Predictor) or not isinstance(network, nn.Module):
+        raise InvalidValue(f"`{name}` makes a {type(network).__name__}; only a module can be given `weights`.")
+    state = require("safetensors.torch", "rate").load_file(os.fspath(weights))
+    own = network.state_dict()
+    problems = [f"{k} is missing" for k in own if k not in state] + [f"{k} is unknown" for k in state if k not in own]
+    problems += [
+        f"{k} has shape {tuple(state[k].shape)} instead of {tuple(v.shape)}"
+        for k, v in own.items()
+        if k in state and state[k].shape != v.shape
+    ]
+    if problems:
+        raise InvalidValue(f"`{os.fspath(weights)}` does not fit `{name}`: {'; '.join(problems[:5])}.")
+    network.load_state_dict(state)
+    return made
