@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow format bench clean
+.PHONY: help install demo test test-slow format docs bench clean
 
 help: ## Show this help
 	@echo "Usage: make TARGET"
@@ -47,6 +47,10 @@ format: $(INSTALLED) ## Format the code and fix what the linter can fix
 	@echo "==> ruff format, ruff check --fix"
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+docs: $(INSTALLED) ## Build the documentation site into build/site
+	@echo "==> mkdocs build --strict"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(INSTALLED) ## Run the benchmarks
 	@echo "==> benchmarks/run.py"

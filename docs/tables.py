@@ -1,7 +1,8 @@
 """The site's tables of measured numbers, each made from a file under results/ that a benchmark wrote.
 
 `<!-- table: NAME -->` on a page stands for the function NAME here. The README's tables are the same functions
-(benchmarks/readme.py). A missing file or row is an error, so that the site is never built with a hole in it.
+(benchmarks/readme.py). A missing row is an error; where a whole file is missing, the page says which benchmark writes
+it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import importlib.util
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from statistics import mean
+from statistics import mean, quantiles
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -144,6 +145,78 @@ def concordance() -> str:
             difference = f"{row['relative difference']:.3f}"
             rows.append([f"{result['largest scale']}", name, difference, f"{row['concordance']:.4f}"])
     return _table(["largest standard deviation", "estimate", "relative difference", "concordance"], rows, data)
+
+
+def adapters() -> str:
+    """Posteriors of other libraries against their own samplers."""
+    data = _load("adapters")
+    rows = []
+    for name, row in data["rows"].items():
+        sampled = f"{row['covariance error of 100 samples']:.3f} / {row['covariance error of 1000 samples']:.3f}"
+        times = f"{row['our milliseconds, compiled']:.1f} ms", f"{row['their seconds for the samples']:.1f} s"
+        rows.append(
+            [name, f"{row['covariance error']:.3f}", sampled, *times, f"{row['their samples in our time']:.1f}"]
+        )
+    header = [
+        "posterior",
+        "covariance error",
+        "100 / 1000 of their samples",
+        "one pass, compiled",
+        "their 10,000 samples",
+    ]
+    return f"{data['network']}:\n\n" + _table([*header, "their samples in our time"], rows, data)
+
+
+def optimisation() -> str:
+    """Simple regret of Bayesian optimisation, the median over seeds and its quartiles."""
+    data = _load("bayesopt")
+    rows = []
+    for problem, result in data["problems"].items():
+        for method, found in result["methods"].items():
+            final = [regret[-1] for regret in found["regret"]]
+            low, middle, high = quantiles(final, n=4, method="inclusive")
+            seconds = f"{found['seconds per acquisition']:.1f} s"
+            evaluations = str(result["evaluations"][-1])
+            rows.append([problem, method, evaluations, f"{middle:.3f} ({low:.3f} to {high:.3f})", seconds])
+    header = ["function", "method", "evaluations", "simple regret (quartiles)", "a round"]
+    return _table(header, rows, data)
+
+
+def rating() -> str:
+    """Rows per second of `favour rate`, and what else a large job is reckoned from."""
+    data = _load("rate")
+    rows = []
+    for name, found in data["models"].items():
+        one, pool = found["one thread"], found["ray"]
+        cells = [
+            f"{one['rows_per_cpu_second']:,.0f}",
+            f"{one['rows_per_second']:,.0f}",
+            f"{pool['rows_per_second']:,.0f}",
+        ]
+        start = f"{pool['first_part_after_s']:.0f} s"
+        rows.append(
+            [name, *cells, f"{pool['efficiency']:.2f}", start, str(one["batch"]), f"{one['bytes_per_row']:.0f}"]
+        )
+    workers = max(found["ray"]["workers"] for found in data["models"].values())
+    header = ["network", "$r$: rows / CPU second", "rows / s, one thread", f"rows / s, {workers} Ray workers", "$e$"]
+    others = data["others"]
+    below = (
+        f"Joining parts: $j$ = {others['rows_joined_per_second']:,.0f} rows/s. Scanning CSV of 8 columns: "
+        f"{others['csv_rows_counted_per_second']:,.0f} rows/s."
+    )
+    return _table([*header, "$t_0$", "batch", "bytes / row"], rows, data) + "\n\n" + below
+
+
+def billion() -> str:
+    """The formula of the page with the numbers of `rating`, at e = 1 and without start-up."""
+    data = _load("rate")
+    rows = []
+    for name, found in data["models"].items():
+        hours = 1e9 / found["one thread"]["rows_per_cpu_second"] / 3600
+        disk = found["one thread"]["bytes_per_row"]
+        rows.append([name, f"{hours:,.0f} h", *(f"{hours / w:,.1f} h" for w in (16, 64, 256)), f"{disk:.0f} GB"])
+    header = ["network", "core hours", "16 cores", "64 cores", "256 cores", "result"]
+    return _table(header, rows, data)
 
 
 def _load(name: str) -> dict:

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-SLOW = {"ray_rating", "bayesian_optimisation"}  # a cluster to start, many networks to train
+SLOW = {"active_learning", "bayesian_optimisation", "ray_rating"}  # many networks to train, a cluster to start
 
 
 @pytest.mark.parametrize(

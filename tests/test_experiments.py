@@ -128,13 +128,13 @@ def test_units_are_computed_once(tmp_path):
         return {"number": 1.5, "nan": math.nan, "array": np.arange(3)}
 
     for _ in range(2):
-        value = Units(tmp_path, {"seed": 0}).get(("a b", 1), {"epochs": 1}, compute)
+        value = Units(tmp_path, {"seed": 0}, {}).get(("a b", 1), {"epochs": 1}, compute)
         assert value["number"] == 1.5 and value["nan"] is None and value["array"].tolist() == [0, 1, 2]
     assert len(calls) == 1
-    Units(tmp_path, {"seed": 0}).get(("a b", 1), {"epochs": 2}, compute)
+    Units(tmp_path, {"seed": 0}, {}).get(("a b", 1), {"epochs": 2}, compute)
     assert len(calls) == 2
-    Units(tmp_path, {}).path("a b", 1).write_text("{")  # damaged
-    Units(tmp_path, {"seed": 0}).get(("a b", 1), {"epochs": 2}, compute)
+    Units(tmp_path, {}, {}).path("a b", 1).write_text("{")  # damaged
+    Units(tmp_path, {"seed": 0}, {}).get(("a b", 1), {"epochs": 2}, compute)
     assert len(calls) == 3
 
 

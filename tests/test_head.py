@@ -13,7 +13,8 @@ from favour.belief import Belief
 from favour.capture.node import DROPOUTS
 from favour.errors import UnsupportedOperation
 from favour.experiments import digits
-from favour.head import _masks, _shuffled, draws, find_head
+from favour.head import draws, find_head
+from favour.head.tables import make_masks, shuffled
 
 
 def mlp(p=0.5, wide=200, hidden=12, classes=3, seed=0):
@@ -71,8 +72,8 @@ def test_draws_equal_a_loop_over_masks():
     early = next(n for n in drops if n.shape[1] == 300)
     late = next(n for n in drops if n.shape[1] == 9)
     bits = (
-        _masks(early, 0.5, torch.tensor(_shuffled(head.outer, 300, drops.index(early))), x.dtype),
-        _masks(late, 0.3, torch.tensor(_shuffled(head.outer * head.inner, 9, drops.index(late))), x.dtype),
+        make_masks(early, 0.5, torch.tensor(shuffled(head.outer, 300, drops.index(early))), x.dtype),
+        make_masks(late, 0.3, torch.tensor(shuffled(head.outer * head.inner, 9, drops.index(late))), x.dtype),
     )
     d = by_loop(model, wide(x), head, bits).detach()
     d = d - d.mean(0)
@@ -90,13 +91,13 @@ def test_draws_equal_a_loop_over_masks():
 @pytest.mark.parametrize("n", [8, 32, 128])
 def test_masks_are_balanced(p, n):
     node = SimpleNamespace(shape=("b", 1000), target=torch.ops.aten.dropout.default)
-    masks = _masks(node, p, torch.tensor(_shuffled(n, 1000, 0)), torch.float64)
+    masks = make_masks(node, p, torch.tensor(shuffled(n, 1000, 0)), torch.float64)
     torch.testing.assert_close(masks.mean(0), torch.ones(1000, dtype=torch.float64), rtol=1e-6, atol=0)
     dropped = (masks == 0).sum(0)
     assert dropped.max() - dropped.min() <= 1
     if p * n < n - 1:
         assert abs(dropped.double().mean().item() / n - p) < 4 * 0.5 / n / 1000**0.5
-    assert not torch.equal(masks, _masks(node, p, torch.tensor(_shuffled(n, 1000, 1)), torch.float64))
+    assert not torch.equal(masks, make_masks(node, p, torch.tensor(shuffled(n, 1000, 1)), torch.float64))
 
 
 def test_head_draws_have_the_moments_of_the_belief():
@@ -130,8 +131,81 @@ def test_large_batches_draw_in_chunks(monkeypatch):
     predict = favour.compile(mlp(), torch.randn(2, 6))
     x = torch.randn(7, 6)
     whole = draws(predict, x)
-    monkeypatch.setattr("favour.head._HELD", (1, 1))
+    monkeypatch.setattr("favour.head.draw._HELD", (1, 1))
     torch.testing.assert_close(draws(predict, x), whole)
+
+
+def test_axis_of_draws_equals_vmap_and_masked_inputs_equal_masked_weights(monkeypatch):
+    x = torch.randn(20, 6, dtype=torch.float64)
+    inner = favour.nn.BayesLinear(12, 12)
+    for model in (mlp(), nn.Sequential(*mlp(wide=12)[:5], inner, *mlp(wide=12)[5:])):
+        predict = favour.compile(model.double(), x)
+        head = find_head(predict)
+        assert head.batched
+        few = torch.cat([draws(predict, x[i : i + 2]) for i in range(0, 20, 2)], 1)
+        for value in (True, False):
+            monkeypatch.setattr(head, "batched", value)
+            torch.testing.assert_close(draws(predict, x), few, rtol=1e-8, atol=1e-10)
+
+
+def test_other_operations_are_drawn_by_vmap():
+    model = mlp(wide=12).double()
+    x = torch.randn(5, 6, dtype=torch.float64)
+    same = nn.Sequential(*model[:4], nn.Unflatten(1, (3, 4)), nn.Flatten(), *model[4:])
+    heads, z = [], []
+    for m in (model, same):
+        wide = nn.Sequential(nn.Linear(6, 900), nn.Linear(900, 6)).double()
+        with torch.no_grad():
+            wide[0].weight.fill_(0.01)
+            wide[0].bias.fill_(0)
+            wide[1].weight.copy_(torch.linspace(-1, 1, 5400).reshape(6, 900))
+            wide[1].bias.fill_(0)
+        predict = favour.compile(nn.Sequential(*wide, *m), x)
+        heads.append(find_head(predict))
+        z.append(draws(predict, x))
+    assert heads[0].batched and not heads[1].batched
+    torch.testing.assert_close(z[0], z[1], rtol=1e-8, atol=1e-10)
+
+
+def test_draws_of_lower_rank_than_the_outputs_keep_variances():
+    # One hidden unit: the covariance of the draws has rank one, and rounding makes it indefinite.
+    torch.manual_seed(0)
+    for seed in range(5):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(6, 300), nn.ReLU(), nn.Linear(300, 1), nn.Dropout(0.5), nn.Linear(1, 7))
+        x = torch.randn(50, 6)
+        predict = favour.compile(model, x)
+        z, belief = draws(predict, x), predict(x)
+        torch.testing.assert_close(z.var(0, correction=0), belief.variance, rtol=1e-3, atol=1e-6)
+
+
+def test_kept_tables_follow_rates_and_modes():
+    class Rated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.trunk, self.last = nn.Linear(6, 200), nn.Linear(200, 3)
+            self.rate = nn.Parameter(torch.tensor(0.5), requires_grad=False)
+
+        def forward(self, x):
+            return self.last(torch.ops.favour.dropout(torch.relu(self.trunk(x)), self.rate, True))
+
+    model, x = Rated(), torch.randn(4, 6)
+    predict = favour.compile(model, x)
+    head = find_head(predict)
+    with torch.inference_mode():
+        first = predict.probabilities(x, estimator="head")
+    kept = head.tables
+    assert torch.equal(first, predict.probabilities(x, estimator="head")) and head.tables is kept
+    y = x.clone().requires_grad_()
+    predict.probabilities(
+        y, estimator="head"
+    ).square().sum().backward()  # tables made in inference mode serve gradients
+    assert y.grad.abs().sum() > 0
+    with torch.no_grad():
+        model.rate.fill_(0.1)
+    after = predict.probabilities(x, estimator="head")
+    assert head.tables is not kept and not torch.allclose(first, after)
+    torch.testing.assert_close(after, favour.compile(model, x).probabilities(x, estimator="head"))
 
 
 class Probable(nn.Module):

@@ -1,6 +1,10 @@
 """Favour: honest error bars for a trained network's predictions, without sampling."""
 
-from favour import metrics, nn, plots, rules, scores
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from favour import adapters, metrics, nn, plots, rules, scores
 from favour.attribution import Attribution
 from favour.belief import Belief
 from favour.calibration import Calibrated, ConformalInterval, ConformalSet, calibrate
@@ -19,6 +23,8 @@ from favour.errors import (
     UnknownName,
     UnsupportedOperation,
 )
+from favour.exported import Exported, load_exported
+from favour.exporting import export
 from favour.joint import Joint
 from favour.posterior import Diagonal, Full, Kronecker, Posterior, Rotated, Rows
 from favour.predictive import probabilities
@@ -37,3 +43,13 @@ from favour.surrogate import (
 )
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from favour import rating, scale
+else:
+
+    def __getattr__(name: str) -> ModuleType:
+        """Modules that `import favour` leaves for later: most programs rate no files."""
+        if name in ("rating", "scale"):
+            return import_module(f"favour.{name}")
+        raise AttributeError(f"module 'favour' has no attribute {name!r}")

@@ -4,7 +4,7 @@
     model.kind                                      # "classification" or "regression"
     model.inputs                                    # (Port(name="input", dtype="float32", shape=(None, 20), ...),)
     model.outputs                                   # mean, variance, and by kind
-    answer = model(x)                               # numpy array, tensor or nested list (batch, *shape) -> dict of arrays
+    answer = model(x)                               # array, tensor or nested list (batch, *shape) -> dict of arrays
     answer["probabilities"]                         # (batch, C)
 
 The interface, in full:
@@ -19,7 +19,7 @@ The interface, in full:
                                    batch, the same for all inputs; dtypes by their numpy names
     Exported.example_shape         shape of one row of the first input, None where a size may change
     Exported.__call__(*arrays, **arrays) -> dict[str, numpy.ndarray]    in the order or by the name of the inputs
-    Exported.check(*arrays, **arrays) -> list[numpy.ndarray]            what `__call__` checks first, the arrays converted
+    Exported.check(*arrays, **arrays) -> list[numpy.ndarray]            the check of `__call__` alone, arrays converted
 
 Outputs by kind. Every array has the batch first:
 
@@ -175,8 +175,8 @@ def _load_onnx(path: str, threads: int | None, device: str) -> Exported:
     provider = "CPUExecutionProvider" if device == "cpu" else "CUDAExecutionProvider"
     if provider not in runtime.get_available_providers():
         raise InvalidValue(
-            f"device {device!r} needs onnxruntime's {provider}, which this installation lacks; install onnxruntime-gpu, "
-            "use device='cpu', or export a .pt2."
+            f"device {device!r} needs onnxruntime's {provider}, which this installation lacks; install "
+            "onnxruntime-gpu, use device='cpu', or export a .pt2."
         )
     try:
         session = runtime.InferenceSession(path, options, providers=[provider])

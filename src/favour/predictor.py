@@ -8,7 +8,7 @@ moving it to another device or dtype gives it copies of its own and leaves the m
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from favour import across
 from favour.attribution import Attribution
 from favour.belief import Belief
 from favour.capture.node import Graph, Node
@@ -167,6 +168,29 @@ class Predictor(nn.Module):
         results = self._together[0](*args, **kwargs)
         return split(self.graph, results, self._bound_sizes(self._leaves(args, kwargs)))
 
+    def joint(self, *args: Any, group: int | None = None, masks: str = "shared", **kwargs: Any) -> Any:
+        """One belief over the outputs at all inputs, which meet the same network (see `favour.across`).
+
+        Args:
+            args, kwargs: The model's.
+            group: Every `group` consecutive inputs belong together; all inputs by default.
+            masks: `"shared"`, one dropout mask for all inputs: one thinned network, a draw of a function. Or
+                `"independent"`, a mask for each input as in MC dropout; only weights then correlate inputs.
+
+        Returns:
+            For each output a `Belief` with events (group, *output), one for each group, by a reverse sweep whatever
+            the method. Its marginals are those of a call with method `"adjoint"` and rank 0. `directions` and
+            `memory` do not apply; time and memory grow with the square of the group.
+
+        Example:
+            >>> import favour
+            >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
+            >>> joint = favour.compile(model, torch.randn(4, 3)).joint(torch.randn(5, 3))
+            >>> joint.mean.shape, joint.covariance_matrix.shape
+            (torch.Size([1, 5, 2]), torch.Size([1, 10, 10]))
+        """
+        return across.joint(self, args, kwargs, group, masks)
+
     def _concatenated(self) -> Predictor:
         """A predictor of all outputs in one vector that shares this one's tensors."""
         twin = Predictor(concatenated(self.graph), replace(self.settings, directions=None), self.given, None)
@@ -201,6 +225,47 @@ class Predictor(nn.Module):
         parts = infer_parts(plan, values, self.settings, self._context(), sources, self._starts)
         outputs = [Attribution.of(mean, grams) if isinstance(mean, Tensor) else mean for mean, grams in parts]
         return pytree.tree_unflatten(outputs, self.graph.out_spec)
+
+    def stream(
+        self,
+        loader: Iterable[Any],
+        device: str | torch.device | None = None,
+        *,
+        results: Sequence[str] | Mapping[str, Callable[[Any], Any]] | None = None,
+        inputs: Callable[[Any], Any] | None = None,
+        compiled: bool = False,
+        prefetch: int = 2,
+        progress: bool = True,
+    ) -> Iterator[Any]:
+        """Predict all batches of a loader, in order, loading and copying while computing (see `favour.streaming`).
+
+        Args:
+            loader: Yields tensors, tuples that begin with the model's arguments (labels may follow), or dicts with
+                entries named as the model's arguments.
+            device: Where to compute; a copy of the predictor goes there if it is elsewhere. Its own by default.
+            results: What to yield: names among mean, variance, stddev, covariance_matrix, probabilities and batch (as
+                the loader gave it), or a mapping from names to functions of what the predictor returns. Results come
+                as dicts of tensors on the host, while beliefs, the default, stay on the device.
+            inputs: Takes the model's arguments from a batch, where the rules above do not serve: a function that
+                returns a tensor, a tuple of arguments or a dict of keyword arguments.
+            compiled: Through `torch.compile`, for batches of the first one's shape; a smaller last one runs as it is.
+            prefetch: How many batches may wait.
+            progress: Show a bar on a terminal once this takes over two seconds.
+
+        Returns:
+            An iterator. Errors name the batch they happened in, counted from 0.
+
+        Example:
+            >>> import favour
+            >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
+            >>> predict = favour.compile(model, torch.randn(4, 3))
+            >>> loader = [(torch.randn(4, 3), torch.zeros(4)), (torch.randn(1, 3), torch.zeros(1))]
+            >>> [tuple(found["stddev"].shape) for found in predict.stream(loader, results=["mean", "stddev"])]
+            [(4, 2), (1, 2)]
+        """
+        from favour.streaming import stream
+
+        return stream(self, loader, device, results, inputs, compiled, prefetch, progress)
 
     def _predict(self, leaves: list[Any], posterior: Posterior) -> list[Any]:
         plan, values, sources = self._bound(leaves, posterior)

@@ -113,3 +113,36 @@ def _line() -> _Plain | _Rich:
     except ImportError:
         return _Plain()
     return _Rich(Console(stderr=True))
+
+
+class Bar(Progress):
+    """A bar for work in equal parts, with the rate at which inputs go through.
+
+    Example:
+        >>> with Bar("predicting", total=2) as bar:
+        ...     bar.advance(inputs=32)
+        ...     bar.text()
+        '[##########----------] 1 of 2 batches, 32 inputs...'
+    """
+
+    WIDTH = 20
+
+    def __init__(self, title: str, total: int | None, patience: float = PATIENCE) -> None:
+        super().__init__(title, patience)
+        self.total, self.done, self.inputs = total, 0, 0
+
+    def advance(self, inputs: int) -> None:
+        """One more batch, of so many inputs, is done."""
+        self.done += 1
+        self.inputs += inputs
+        self._stage = self.text()  # not `stage`, which would keep a time for each of them
+
+    def text(self) -> str:
+        """The line as it stands."""
+        rate = self.inputs / max(time.perf_counter() - self._begin, 1e-9)
+        counts = f"{self.inputs:,} inputs, {rate:,.0f} a second"
+        if not self.total:
+            return f"{self.done} batches, {counts}"
+        filled = min(self.WIDTH, self.WIDTH * self.done // self.total)
+        bar = "#" * filled + "-" * (self.WIDTH - filled)
+        return f"[{bar}] {self.done} of {self.total} batches, {counts}"

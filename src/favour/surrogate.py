@@ -18,6 +18,10 @@ Bᵀg before taking the Gram matrix.
 
 Shapes. A tensor of the graph is (batch, *event). Deviations, factor columns and covectors carry one more
 axis in front, the fold axis F: (F, batch, *event). A diagonal (variances) is (batch, *event).
+
+Between inputs. Inputs of a batch that meet the same draws are correlated (`favour.methods.across`). Consecutive inputs
+form groups of q, and what holds between an input and its partners is (q, batch, *event): entry (a, (g, b)) is about
+inputs a and b of group g. Maps carry covariances between inputs by `pairs`, noises state theirs by `between`.
 """
 
 from __future__ import annotations
@@ -29,6 +33,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from favour.neighbours import Neighbours
+
+Between = Callable[["Tensor | None", int], "Noise"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,8 @@ class LinearMap:
         is_identity: G = I.
         compressed: Given q, the same map through a rank-q approximation of its weight, where there is one.
         factors: Of such an approximation: A (m, q) with orthonormal columns and B (q, n), G = AB over the last axis.
+        pairs: C ↦ (G_a ∘ G_b)C_ab, (q, *input shape) to (q, *output shape): covariances between the same entries of
+            two inputs. See `paired`.
     """
 
     apply: Callable[[Tensor], Tensor]
@@ -54,11 +64,32 @@ class LinearMap:
     is_identity: bool = False
     compressed: Callable[[int], LinearMap] | None = None
     factors: tuple[Tensor, Tensor] | None = None
+    pairs: Callable[[Tensor], Tensor] | None = None
 
 
 def identity() -> LinearMap:
     """G = I."""
-    return LinearMap(lambda d: d, lambda g: g, lambda v: v, disjoint=True, any_batch=True, is_identity=True)
+
+    def same(t: Tensor) -> Tensor:
+        return t
+
+    return LinearMap(same, same, same, disjoint=True, any_batch=True, is_identity=True, pairs=same)
+
+
+def partners(t: Tensor, q: int) -> Tensor:
+    """What every input's partners have: (batch, *event) to (q, batch, *event), or (1, 1, *event) for a batch of one."""
+    if t.shape[0] == 1:  # the same for every input
+        return t.unsqueeze(0)
+    groups, event = t.shape[0] // q, t.shape[1:]
+    rows = t.reshape(groups, q, *event).transpose(0, 1).unsqueeze(2)  # (a, g, 1, *event)
+    return rows.expand(q, groups, q, *event).reshape(q, groups * q, *event)
+
+
+def paired(G: LinearMap) -> Callable[[Tensor], Tensor] | None:
+    """C ↦ (G_a ∘ G_b)C_ab; for a map that is the same for every input, its square. None where the map does not say."""
+    if G.pairs is not None or not G.any_batch:
+        return G.pairs
+    return lambda c: G.square(c.flatten(0, 1)).unflatten(0, (c.shape[0], c.shape[1]))
 
 
 def scaling(factor: Tensor | float) -> LinearMap:
@@ -71,7 +102,12 @@ def scaling(factor: Tensor | float) -> LinearMap:
         # their Gram matrices and products with weights read them.
         return (d.transpose(0, 1) * factor.unsqueeze(1)).transpose(0, 1)
 
-    return LinearMap(times, times, lambda v: v * (factor * factor), disjoint=True, any_batch=True)
+    def pairs(c: Tensor) -> Tensor:
+        if not isinstance(factor, Tensor) or factor.ndim != c.ndim - 1:
+            return c * (factor * factor)
+        return c * factor * partners(factor, c.shape[0])
+
+    return LinearMap(times, times, lambda v: v * (factor * factor), disjoint=True, any_batch=True, pairs=pairs)
 
 
 def weighted_sum(weights: Tensor, axis: int, keepdim: bool) -> LinearMap:
@@ -85,23 +121,37 @@ def weighted_sum(weights: Tensor, axis: int, keepdim: bool) -> LinearMap:
         lambda g: (g if keepdim else g.unsqueeze(axis + 1)) * weights,
         lambda v: reduced(v * weights.square(), axis),
         disjoint=True,
+        pairs=lambda c: reduced(c * weights * partners(weights, c.shape[0]), axis + 1),
     )
 
 
 def structural(
-    apply: Callable[[Tensor], Tensor], transpose: Callable[[Tensor], Tensor], *, disjoint: bool = True
+    apply: Callable[[Tensor], Tensor],
+    transpose: Callable[[Tensor], Tensor],
+    *,
+    disjoint: bool = True,
+    alike: bool = True,
 ) -> LinearMap:
-    """A map whose matrix has entries 0 and 1 only, so that G∘G = G. `apply` takes a leading fold axis."""
-    return LinearMap(apply, transpose, lambda v: apply(v.unsqueeze(0)).squeeze(0), disjoint=disjoint)
+    """A map whose matrix has entries 0 and 1 only, so that G∘G = G. `apply` takes a leading fold axis.
+
+    `alike` says that it is the same for every input.
+    """
+
+    def square(v: Tensor) -> Tensor:
+        return apply(v.unsqueeze(0)).squeeze(0)
+
+    return LinearMap(apply, transpose, square, disjoint=disjoint, pairs=apply if alike else None)
 
 
 def compose(outer: LinearMap, inner: LinearMap) -> LinearMap:
     """outer ∘ inner, where (at least) one of the two is disjoint so that squares compose too."""
+    first, second = paired(inner), paired(outer)
     return LinearMap(
         lambda d: outer.apply(inner.apply(d)),
         lambda g: inner.transpose(outer.transpose(g)),
         lambda v: outer.square(inner.square(v)),
         disjoint=outer.disjoint and inner.disjoint,
+        pairs=None if first is None or second is None else lambda c: second(first(c)),
     )
 
 
@@ -111,10 +161,14 @@ class Noise(ABC):
     Attributes:
         label: Where the draw comes from (a module path or parameter name), for attribution.
         key: Draws with the same key are the same draw; None means a draw of its own.
+        between: (C, q) ↦ N_ab as a noise of q·batch pairs of inputs that meet one draw, given C_ab = Cov(x_a, x_b)
+            entry by entry, (q, *shape of x), or None for a known x. N_aa = N. None where the noise is what a
+            nonlinearity leaves over, or where the rule does not say.
     """
 
     label: str = ""
     key: Hashable | None = None
+    between: Between | None = None
 
     @abstractmethod
     def diag(self) -> Tensor:
@@ -190,6 +244,7 @@ class DiagonalNoise(Noise):
     variance: Tensor
     label: str = ""
     key: None = None
+    between: Between | None = None
 
     def diag(self) -> Tensor:
         return self.variance
@@ -215,6 +270,7 @@ class DenseNoise(Noise):
     scale: Tensor | None = None
     label: str = ""
     key: None = None
+    between: Between | None = None
 
     def _scaled(self, v: Tensor) -> Tensor:
         return v if self.scale is None else v * self.scale.unsqueeze(-1)
@@ -242,6 +298,7 @@ class RotatedNoise(Noise):
     basis: Tensor
     label: str = ""
     key: None = None
+    between: Between | None = None
 
     def diag(self) -> Tensor:
         return self.variance @ self.basis.square().mT
@@ -264,6 +321,8 @@ class LatentNoise(Noise):
         push: z ↦ Bz, (F, batch, *latent_shape) to (F, batch, *event).
         pull: g ↦ Bᵀg, the other way.
         variances: diag(BBᵀ), (batch, *event).
+        drawn: z is drawn by the network, so that inputs may share it: N_ab = B_a B_bᵀ, of which `between` has to give
+            the diagonal only.
     """
 
     push: Callable[[Tensor], Tensor]
@@ -272,6 +331,8 @@ class LatentNoise(Noise):
     latent_shape: tuple[int, ...]
     key: Hashable | None = None
     label: str = ""
+    drawn: bool = False
+    between: Between | None = None
 
     def diag(self) -> Tensor:
         return self.variances
@@ -300,7 +361,22 @@ def factor_noise(columns: Tensor, key: Hashable | None, label: str) -> LatentNoi
     def pull(g: Tensor) -> Tensor:
         return torch.einsum("fbn,kbn->fbk", flat(g), rows)
 
-    return LatentNoise(push, pull, columns.square().sum(0), (k,), key, label)
+    def between(c: Tensor | None, q: int) -> Noise:
+        return products(columns, q)
+
+    drawn = key is not None
+    return LatentNoise(push, pull, columns.square().sum(0), (k,), key, label, drawn, between if drawn else None)
+
+
+def products(columns: Tensor, q: int) -> DiagonalNoise:
+    """Σ_k c_k(a) ∘ c_k(b) for columns (k, batch, *event)."""
+    theirs = partners(columns.transpose(0, 1), q).movedim(2, 0)  # (k, q, batch, *event)
+    return DiagonalNoise((theirs * columns.unsqueeze(1)).sum(0).expand(q, *columns.shape[1:]).flatten(0, 1))
+
+
+def constant_between(variance: Tensor) -> Between:
+    """A draw that adds the same to every input: N_ab = N, for variances (batch, *event)."""
+    return lambda c, q: DiagonalNoise(variance.expand(q, *variance.shape).flatten(0, 1))
 
 
 def diagonal_latent(scale: Tensor, key: Hashable, label: str) -> LatentNoise:
@@ -316,8 +392,12 @@ class Surrogate:
         mean: E[y], the shape of y.
         maps: Pairs of an uncertain argument (as the rule received it) and its `LinearMap`.
         noises: The draws this operation makes.
+        near: Covariances within the channels of y, for sweeps that carry variances only.
+        variance: Var y of such a sweep, where `near` of an argument tells more than (G∘G)v.
     """
 
     mean: Tensor
     maps: list[tuple[Any, LinearMap]] = field(default_factory=list)
     noises: list[Noise] = field(default_factory=list)
+    near: Neighbours | None = None
+    variance: Tensor | None = None

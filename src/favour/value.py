@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from favour.neighbours import Neighbours
 from favour.posterior import Gaussian
 
 
@@ -31,12 +32,14 @@ class Value:
         diag: λ, independent variances, (batch, *event), or None for zero.
         blocks: Factor columns by the name of their latent variables.
         name: The graph node this is the value of.
+        near: Covariances within channels, where λ is all that the method carries and the operation told them.
     """
 
     mean: Tensor
     diag: Tensor | None = None
     blocks: dict[Hashable, Tensor] = field(default_factory=dict)
     name: str = ""
+    near: Neighbours | None = None
 
     # Kept by hand: functools.cached_property takes a lock, which torch.compile cannot trace.
     _variance: Tensor | None = field(default=None, repr=False)

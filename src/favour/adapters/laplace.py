@@ -1,15 +1,15 @@
 """laplace-torch: a Gaussian at the mode, θ ~ N(θ̂, P⁻¹), with P the curvature of the loss plus a prior precision.
 
-| Hessian structure | precision P                                    | here                                             |
-|-------------------|------------------------------------------------|--------------------------------------------------|
-| `diag`            | diag(p)                                        | `Diagonal(1/p)`                                  |
-| `kron`            | per matrix W (m, n): A ⊗ B + δI, A (m, m), B (n, n) | `Rotated`: eigenbases of A and B, variances 1/(a_i b_j + δ) |
-|                   | per bias: A + δI                               | `Full`                                           |
-| `lowrank`         | U diag(l) Uᵀ + diag(d)                         | columns of P^−½, shared by all layers            |
-| `full`            | any                                            | columns of P^−½; `Full` where it is one layer    |
+| Hessian structure | precision P                               | here                                              |
+|-------------------|-------------------------------------------|---------------------------------------------------|
+| `diag`            | diag(p)                                   | `Diagonal(1/p)`                                   |
+| `kron`, matrices  | A ⊗ B + δI, A of outputs and B of inputs  | `Rotated`: eigenbases of A and B, 1/(a_i b_j + δ) |
+| `kron`, biases    | A + δI                                    | `Full`                                            |
+| `lowrank`         | U diag(l) Uᵀ + diag(d)                    | columns of P^−½, shared by all layers             |
+| `full`            | any                                       | columns of P^−½; `Full` where it is one layer     |
 
-All but the last two rows are exact at any size. The inverse of a low-rank *precision* is a diagonal *minus* a low-rank
-matrix: with W = d^−½ U l^½ = A s Bᵀ (a thin SVD),
+The first three are exact at any size. The inverse of a low-rank *precision* is a diagonal *minus* a low-rank matrix:
+with W = d^−½ U l^½ = A s Bᵀ (a thin SVD),
 
     P⁻¹ = d^−½ (I − A diag(s²/(1 + s²)) Aᵀ) d^−½ = RRᵀ,     R = d^−½ (I + A diag((1 + s²)^−½ − 1) Aᵀ),
 
@@ -36,7 +36,8 @@ _REFIT = "refit with hessian_structure='kron' or 'diag', or subset_of_weights='l
 def is_laplace(obj: Any) -> bool:
     """Whether `obj` has what laplace-torch's classes have."""
     return not isinstance(obj, nn.Module) and all(
-        hasattr(type(obj), name) or name in vars(obj) for name in ("fit", "prior_precision", "likelihood", "n_data")
+        hasattr(type(obj), name) or name in getattr(obj, "__dict__", ())
+        for name in ("fit", "prior_precision", "likelihood", "n_data")
     )
 
 
@@ -50,7 +51,8 @@ def from_laplace(la: Any, *, columns: int = COLUMNS) -> Adapted:
     Returns:
         The model it was fitted to (for a last layer laplace-torch's own copy of it) and the posterior, whose means
         are those of the fit. laplace-torch switches dropout off; `favour.compile` counts it as one more source of
-        uncertainty unless it is silenced with `dropout={name: 0}`.
+        uncertainty unless it is silenced with `dropout={name: 0}`. A belief is about the network's output; for a
+        regression's observations add the noise with `belief.with_noise(la.sigma_noise**2)`.
 
     Raises:
         InvalidType: Not a Laplace approximation.

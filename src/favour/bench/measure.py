@@ -3,7 +3,7 @@
 **Times.** Candidates take turns, so that a slow moment of the machine hits all of them; a time is the median over the
 rounds and its spread half the distance between the quartiles. What is short is called several times in a round.
 
-**Errors.** With S the covariance of N draws (the reference), Σ an estimate and d the deviations of draws from their mean,
+**Errors.** With S the covariance of N draws (the reference), Σ an estimate and d the draws less their mean,
 
     V = mean ‖d‖⁴ − ‖S‖²_F                          so E‖S − Cov‖²_F ≈ V/N, and V/n for n draws
     e² = mean over inputs of (‖Σ − S‖² − V/N)/‖S‖²  the error of Σ less what the reference contributes
@@ -139,25 +139,29 @@ def peak_memory(function: Callable[[], Any], device: str | torch.device) -> int:
 class Moments:
     """Mean, covariance and ‖d‖⁴ of draws that come in pieces, (n, batch, C), in float64.
 
-    Deviations are first taken from the mean of the first piece, which is corrected for at the end:
-    with t = d̄ the mean of those deviations, Σ(d − t)(d − t)ᵀ = Σddᵀ − n ttᵀ; the fourth moment is not corrected, since
-    t is smaller than d by the root of the first piece's size.
+    Deviations d are first taken from the mean of the first piece. With t their mean, the sums about the mean of all are
+
+        Σ(d − t)(d − t)ᵀ = Σddᵀ − n ttᵀ
+        Σ‖d − t‖⁴ = Σ‖d‖⁴ + 4 tᵀ(Σddᵀ)t + 2‖t‖² tr Σddᵀ − 4 t·Σ‖d‖²d − 3n‖t‖⁴
     """
 
     def __init__(self) -> None:
         self.n = 0
-        self.shift = self.total = self.outer = self.fourth = torch.zeros(())
+        self.shift = self.total = self.outer = self.third = self.fourth = torch.zeros(())
 
     def add(self, draws: Tensor) -> Moments:
         draws = draws.double()
         if self.n == 0:
             self.shift = draws.mean(0)
-            self.total, self.fourth = torch.zeros_like(self.shift), self.shift.new_zeros(len(self.shift))
+            self.total, self.third = torch.zeros_like(self.shift), torch.zeros_like(self.shift)
+            self.fourth = self.shift.new_zeros(len(self.shift))
             self.outer = self.shift.new_zeros(*self.shift.shape, self.shift.shape[-1])
         d = (draws - self.shift).transpose(0, 1)  # (batch, n, C)
         self.total += d.sum(1)
         self.outer += d.transpose(1, 2) @ d
-        self.fourth += (d * d).sum(-1).square().sum(1)
+        square = d.square().sum(-1)  # (batch, n)
+        self.third += (square.unsqueeze(-1) * d).sum(1)
+        self.fourth += square.square().sum(1)
         self.n += len(draws)
         return self
 
@@ -173,7 +177,12 @@ class Moments:
     @property
     def scatter(self) -> Tensor:
         """V for each input: ‖S_n − Cov‖² is V/n on average."""
-        return (self.fourth / self.n - self.covariance.square().sum((-2, -1))).clamp_min(0)
+        t, n = self.total / self.n, self.n
+        size = t.square().sum(-1)
+        along = torch.einsum("bi,bij,bj->b", t, self.outer, t)
+        trace = self.outer.diagonal(dim1=-2, dim2=-1).sum(-1)
+        fourth = self.fourth + 4 * along + 2 * size * trace - 4 * (t * self.third).sum(-1) - 3 * n * size.square()
+        return (fourth / n - self.covariance.square().sum((-2, -1))).clamp_min(0)
 
 
 @dataclass(frozen=True)
@@ -210,11 +219,16 @@ class Reference:
         sample: Callable[[int], Tensor],
         n: int,
         piece: int,
-        trials: Sequence[int] = (50, 200, 800),
+        trials: Sequence[int] | None = None,
         repeats: int = 8,
         tick: Callable[[int], Any] = lambda done: None,
     ) -> Reference:
-        """Draw `n` times, then measure the errors of fresh samples of `trials` sizes, `repeats` times each."""
+        """Draw `n` times, then measure the errors of fresh samples of `trials` sizes, `repeats` times each.
+
+        Sizes are by default up to 800, and such that all of them take fewer draws than the reference.
+        """
+        if trials is None:
+            trials = sorted({max(4, min(n // part, most)) for part, most in ((128, 50), (32, 200), (16, 800))})
         moments = Moments()
         while moments.n < n:
             size = min(piece, n - moments.n)
@@ -222,7 +236,7 @@ class Reference:
             tick(size)
         whole = cls(n, moments.mean, moments.covariance, moments.scatter, math.nan, {})
         measured = {}
-        for size in [t for t in trials if t < n]:
+        for size in (t for t in trials if t < n):
             squares = []
             for _ in range(repeats):
                 few = Moments()

@@ -237,6 +237,8 @@ def _pictures(data: str | None) -> tuple[Tensor, Tensor, Tensor, str]:
         name = "mnist" if data else "digits"
         train, test = images(name, "train", data), images(name, "test", data)
     except MissingExtra:
+        if data:
+            raise
         x, y = planted((1, 28, 28), 10, 4096)
         return x, y, planted((1, 28, 28), 10, POOL, 1)[0], "planted pictures"
     return scaled(train.x[:30_000]), train.y[:30_000], scaled(test.x[:POOL]), name
@@ -257,7 +259,7 @@ def _table() -> tuple[Tensor, Tensor, Tensor, str]:
     return (train.x - mean) / std, target, (test.x - mean) / std, "diabetes"
 
 
-def _data(network: Network, data: str | None) -> tuple[Tensor, Tensor, Tensor, str]:
+def load(network: Network, data: str | None) -> tuple[Tensor, Tensor, Tensor, str]:
     """Training inputs and targets, inputs to measure with, and what they are."""
     if network.data == "table":
         return _table()
@@ -299,7 +301,7 @@ def prepare(
         kept = torch.load(path, weights_only=True)
         model.load_state_dict(kept["weights"])
         return Trained(network, _frozen(model, device), kept["inputs"], kept["origin"])
-    x, y, test, name = _data(network, data)
+    x, y, test, name = load(network, data)
     tell(f"training {network.title} on {name}")
     model.to(device).train()
     _train(model, x.to(device), y.to(device), network)

@@ -4,9 +4,9 @@
     batched   draws folded into the batch, many inputs' worth at a time
     cached    the trunk once, compiled; then many draws of the head at a time, compiled too
 
-`cached` has three ways to draw, and takes the fastest, measured: torch's own dropout inside the compiled head; on a CPU,
-masks made inside it from 16-bit random words of numpy's SFC64, which cost a fraction of torch's numbers (rates are
-rounded to 2⁻¹⁶, as in `favour.sample`); and `favour.sample`, which draws so too but is not compiled.
+`cached` has three ways to draw, and takes the fastest, measured: torch's own dropout inside the compiled head; on a
+CPU, masks made inside it from 16-bit random words of numpy's SFC64, which cost a fraction of torch's numbers (rates
+are rounded to 2⁻¹⁶, as in `favour.sample`); and `favour.sample`, which draws so too but is not compiled.
 
 A sampler takes `fixed` seconds per batch and a number of seconds per draw, so n draws take fixed + n·per draw; how many
 draws go at a time is chosen by trying. The means and covariances a user would take of the draws are not counted, in the
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,9 @@ class _Folded(nn.Module):
 class WordSampler:
     """Draws of a head whose only noise is `nn.Dropout`: words from SFC64, all else compiled."""
 
-    def __init__(self, head: nn.Module, h: Tensor, draws: int, compiled: bool = True, seed: int = 0) -> None:
+    def __init__(
+        self, head: nn.Module, h: Tensor, draws: int, compiler: Mapping[str, Any] | None, seed: int = 0
+    ) -> None:
         self.module = _Folded(copy.deepcopy(head).eval(), draws)
         self.bits = np.random.SFC64(seed)
         places = [(n, m) for n, m in self.module.named_modules() if isinstance(m, nn.Dropout)]
@@ -99,7 +101,7 @@ class WordSampler:
             mask = WordDropout(dropout.p)
             setattr(self.module.get_submodule(parent), leaf, mask)
             self.masks.append((mask, size))
-        self.call = torch.compile(self.module, dynamic=False) if compiled else self.module
+        self.call = self.module if compiler is None else torch.compile(self.module, **compiler)
 
     def __call__(self, h: Tensor) -> Tensor:
         for mask, size in self.masks:
@@ -112,10 +114,7 @@ class WordSampler:
 def _sizes(module: nn.Module, dropouts: list[nn.Module], h: Tensor) -> list[torch.Size]:
     """The shapes that dropouts act on."""
     shapes: dict[nn.Module, torch.Size] = {}
-    hooks = [
-        m.register_forward_hook(lambda m, args, out: shapes.__setitem__(m, out.shape))  # type: ignore[func-returns-value]
-        for m in dropouts
-    ]
+    hooks = [m.register_forward_hook(lambda m, args, out: shapes.__setitem__(m, out.shape)) for m in dropouts]
     try:
         module(h)
     finally:
@@ -176,39 +175,36 @@ def naive(model: Split, x: Tensor) -> Timed:
 def batched(model: Split, x: Tensor) -> Timed:
     """The number of draws at a time with the least time per draw."""
     noisy = with_dropout(model)
-    best, least = 1, float("inf")
-    for draws in chunk_sizes(len(x), widest(model, x)):
-        per_draw = _seconds(_bind(_call_folded, noisy, x, draws), x.device) / draws
-        if per_draw < least:
-            best, least = draws, per_draw
+    sizes = chunk_sizes(len(x), widest(model, x))
+    per_draw = _tried({n: _bind(_call_folded, noisy, x, n) for n in sizes}, x.device)
+    best = min(per_draw, key=per_draw.__getitem__)
     return Timed("batched", f"{best} draws at a time", best, _bind(_call_folded, noisy, x, best))
 
 
-def cached(model: Split, x: Tensor, compiled: bool = True) -> Timed:
+def cached(model: Split, x: Tensor, compiler: Mapping[str, Any] | None) -> Timed:
     """The fastest way we know to draw.
 
     Args:
         model: Trunk and head, in eval mode.
         x: Inputs, (batch, …).
-        compiled: False leaves out the variants that need a compiler.
+        compiler: Arguments of `torch.compile`; None leaves out what needs a compiler.
     """
     h = model.trunk(x)
-    trunk = torch.compile(model.trunk, dynamic=False) if compiled else model.trunk
+    trunk = model.trunk if compiler is None else torch.compile(model.trunk, **compiler)
     predict = favour.compile(model.head, h[:2])
-    sizes = chunk_sizes(len(x), widest(model, x))
-    per_draw = {n: _seconds(_bind(predict.sample, h, n=n), x.device) / n for n in sizes}
+    per_draw = _tried({n: _bind(predict.sample, h, n=n) for n in chunk_sizes(len(x), widest(model, x))}, x.device)
     best = min(per_draw, key=per_draw.__getitem__)
     least = per_draw[best]
     text = f"favour.sample, {best} draws at a time"
     chosen = Timed("cached", text, best, _bind(predict.sample, h, n=best), _bind(trunk, x))
-    if not compiled:
+    if compiler is None:
         return chosen
-    for draws in sorted({best, sizes[-1]}):
+    for draws in sorted({best, max(per_draw)}):
         variants: dict[str, Callable[[Tensor], Tensor]] = {
-            "torch's dropout": torch.compile(_Folded(with_dropout(model.head), draws), dynamic=False)
+            "torch's dropout": torch.compile(_Folded(with_dropout(model.head), draws), **compiler)
         }
         if x.device.type == "cpu" and only_plain_dropout(model.head):
-            variants["16-bit words"] = WordSampler(model.head, h, draws)
+            variants["16-bit words"] = WordSampler(model.head, h, draws, compiler)
         for name, call in variants.items():
             seconds = _seconds(_bind(call, h), x.device) / draws
             if seconds < least:
@@ -216,6 +212,17 @@ def cached(model: Split, x: Tensor, compiled: bool = True) -> Timed:
                 text = f"{name}, {draws} draws at a time, compiled"
                 chosen = Timed("cached", text, draws, _bind(call, h), _bind(trunk, x))
     return chosen
+
+
+def _tried(calls: Mapping[int, Callable[[], Any]], device: torch.device) -> dict[int, float]:
+    """Seconds per draw of chunks of several sizes, up to the first that takes over a second."""
+    per_draw: dict[int, float] = {}
+    for draws, call in calls.items():
+        seconds = _seconds(call, device)
+        per_draw[draws] = seconds / draws
+        if seconds > 1:
+            break
+    return per_draw
 
 
 def _call_folded(model: nn.Module, x: Tensor, draws: int) -> Tensor:

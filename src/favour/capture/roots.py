@@ -21,9 +21,8 @@ from favour.capture.node import DROPOUTS, Graph, Node, nodes_in
 from favour.moments import Moments
 from favour.moments.positive import dropped_power, positive_power
 from favour.rules.maxima import behind_dropout
-from favour.rules.pooling import per_axis
 from favour.rules.registry import pointwise_surrogate
-from favour.rules.windows import Windows
+from favour.rules.windows import Windows, per_axis
 from favour.scalar import ScalarFunction
 from favour.surrogate import Surrogate
 from favour.value import Context, Value

@@ -20,11 +20,15 @@ try:
 except ImportError:  # `main` says so; the annotations below stay strings and are never evaluated
     COMPLETE = False
 else:
+    from favour.cli.bench import bench
     from favour.cli.demo import demo
+    from favour.cli.export import export
+    from favour.cli.rate import rate
     from favour.cli.reproduce import report, reproduce
+    from favour.cli.serve import serve
 
     COMPLETE = True
-    COMMANDS = (demo, reproduce, report)
+    COMMANDS = (demo, reproduce, report, rate, bench, export, serve)
 
 
 def _print_version(wanted: bool) -> None:

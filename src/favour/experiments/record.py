@@ -28,6 +28,7 @@ import favour
 from favour.errors import CorruptFile
 
 FORMAT = 1
+_ASIDE = {"report", "cli", "bench", "adapters", "serving", "rating"}  # packages that no experiment's number depends on
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:
@@ -67,11 +68,11 @@ def _commit() -> str | None:
 
 @functools.cache
 def code_digest() -> str:
-    """A fingerprint of the library's source, so that no result mixes two versions of it; without the report's."""
+    """A fingerprint of the library's source, so that no result mixes two versions of it; without what stands aside."""
     root = Path(favour.__file__).parent
     parts = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
-        if "report" not in path.relative_to(root).parts and path.name != "cli.py":
+        if not _ASIDE & set(path.relative_to(root).parts):
             parts.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return parts.hexdigest()[:12]
 
@@ -111,10 +112,17 @@ class Units:
     Args:
         folder: Where their files are.
         key: What all of them depend on, such as the sizes of the profile and the seed.
+        environment: Where units are computed now; each keeps its own.
+
+    Attributes:
+        environments: Those of the units asked for so far, without repetition: a folder of units may be continued, or
+            brought together, on another machine.
     """
 
-    def __init__(self, folder: Path, key: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, key: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
         self.folder, self.key = folder, plain(dict(key))
+        self.environment = plain(dict(environment))
+        self.environments: list[dict[str, Any]] = []
 
     def path(self, *names: object) -> Path:
         cleaned = [re.sub(r"[^\w.=-]+", "_", str(name)) for name in names]
@@ -131,6 +139,7 @@ class Units:
             try:
                 content = read_json(path)
                 if content["key"] == full:
+                    self._note(content["environment"])
                     return content["value"] | self._arrays(path, content["arrays"])
             except (CorruptFile, KeyError, OSError, ValueError):
                 pass  # damaged, so computed anew
@@ -142,8 +151,13 @@ class Units:
             np.savez(part, **arrays)  # type: ignore[arg-type]
             os.replace(part, path.with_suffix(".npz"))
         rest = plain({k: v for k, v in value.items() if k not in arrays})
-        write_json(path, {"key": full, "value": rest, "arrays": sorted(arrays)})
+        write_json(path, {"key": full, "environment": self.environment, "value": rest, "arrays": sorted(arrays)})
+        self._note(self.environment)
         return rest | arrays
+
+    def _note(self, environment: dict[str, Any]) -> None:
+        if environment not in self.environments:
+            self.environments.append(environment)
 
     @staticmethod
     def _arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:

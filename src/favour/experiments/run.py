@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,15 @@ class Run:
     device: str = "cpu"
     seed: int = 0
     quiet: bool = False
+    _units: dict[str, Units] = field(default_factory=dict)
 
     def units(self, experiment: str) -> Units:
-        sizes = {k: v for k, v in self.profile.describe().items() if k not in ("epochs", "least")}
-        return Units(
-            self.out / "units" / experiment, {"sizes": digest(sizes), "seed": self.seed, "code": code_digest()}
-        )
+        """The units of an experiment; the same object each time."""
+        if experiment not in self._units:
+            sizes = {k: v for k, v in self.profile.describe().items() if k not in ("epochs", "least")}
+            key = {"sizes": digest(sizes), "seed": self.seed, "code": code_digest()}
+            self._units[experiment] = Units(self.out / "units" / experiment, key, environment(self.device))
+        return self._units[experiment]
 
     def group(self, task: str, model: str) -> Group:
         """The group that a network is trained in."""
@@ -91,11 +94,13 @@ class Run:
                     "seconds": done.seconds,
                 }
             )
+        where = self.units(experiment).environments or [environment(self.device)]
         return {
             "experiment": experiment,
             "format": FORMAT,
             "profile": self.profile.describe(),
-            "environment": environment(self.device),
+            "environment": where[0],
+            "other_environments": where[1:],
             "seeds": {"training": self.seed, "sampling": self.seed + 1},
             "data": {"source": self.source if self.source in ("hub", "embedded") else "a local folder"},
             "training": training,

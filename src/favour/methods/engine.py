@@ -23,7 +23,7 @@ from favour.plan import Plan
 from favour.surrogate import flat
 from favour.value import Context, Value
 
-__all__ = ["Settings", "infer", "infer_parts"]
+__all__ = ["Settings", "forward_for_adjoint", "infer", "infer_parts", "result_of"]
 
 Sources = list[tuple[str, Value]]
 
@@ -51,9 +51,9 @@ def infer(
         kept: Names of nodes, whose values are put in.
     """
     if choice.method == "adjoint":
-        sweep, inputs = _forward_for_adjoint(plan, values, settings, ctx, sources, starts)
+        sweep, inputs = forward_for_adjoint(plan, values, settings, ctx, sources, starts)
         _keep(sweep, kept)
-        results = [_result(o, sweep) for o in plan.outputs]
+        results = [result_of(o, sweep) for o in plan.outputs]
         return [_adjoint_belief(value, plan, sweep, inputs, settings, choice.covectors) for value in results]
     representation = _representation(choice.method, settings, starts)
     _take_in(representation, sources)
@@ -61,7 +61,7 @@ def infer(
     _keep(sweep, kept)
     beliefs = []
     for output in plan.outputs:
-        value = _result(output, sweep)
+        value = result_of(output, sweep)
         matrix = (
             representation.dense.get(value.name)
             if isinstance(representation, Compressed) and isinstance(value, Value)
@@ -80,10 +80,10 @@ def infer_parts(
     starts: dict[str, Tensor],
 ) -> list[tuple[Any, dict[str, Tensor]]]:
     """The reverse sweep over all outputs with its sources kept apart: for each output, covariances by source."""
-    sweep, inputs = _forward_for_adjoint(plan, values, settings, ctx, sources, starts)
+    sweep, inputs = forward_for_adjoint(plan, values, settings, ctx, sources, starts)
     result: list[tuple[Any, dict[str, Tensor]]] = []
     for output in plan.outputs:
-        value = _result(output, sweep)
+        value = result_of(output, sweep)
         if not isinstance(value, Value):
             result.append((value, {}))
             continue
@@ -98,7 +98,8 @@ def _keep(sweep: Sweep, kept: dict[str, Any] | None) -> None:
         kept.update((node.name, value) for node, value in sweep.values.items() if node.name in kept)
 
 
-def _result(output: Any, sweep: Sweep) -> Any:
+def result_of(output: Any, sweep: Sweep) -> Any:
+    """What a sweep found for an output of the plan."""
     return sweep.values[output] if isinstance(output, Node) else output
 
 
@@ -107,7 +108,7 @@ def _representation(method: str, settings: Settings, starts: dict[str, Tensor]) 
     if method == "full":
         return Explicit()
     if method == "diag" or (method == "adjoint" and rank == 0):
-        return DiagonalOnly()
+        return DiagonalOnly(neighbours=method == "adjoint")
     start: Start = (
         random_start(starts, settings.seed) if settings.start == "random" else warm_start(starts, settings.seed)
     )
@@ -123,7 +124,7 @@ def _take_in(representation: Representation, sources: Sources) -> None:
         value.replace(taken.diag, taken.blocks)
 
 
-def _forward_for_adjoint(
+def forward_for_adjoint(
     plan: Plan,
     values: dict[Node, Any],
     settings: Settings,
@@ -131,6 +132,7 @@ def _forward_for_adjoint(
     sources: Sources,
     starts: dict[str, Tensor],
 ) -> tuple[Sweep, adjoint.Inputs]:
+    """The forward sweep with its tape, and the uncertain inputs as given and as the sweep saw them."""
     representation = _representation("adjoint", settings, starts)
     given = [Value(v.mean, v.diag, dict(v.blocks), v.name) for _, v in sources]
     _take_in(representation, sources)

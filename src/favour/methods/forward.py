@@ -138,16 +138,26 @@ def pushed_blocks(surrogate: Surrogate, maps: list[tuple[Value, LinearMap]]) -> 
 
 
 class DiagonalOnly(Representation):
-    """Variances only; all correlation is forgotten. What earlier work does, and the cheapest marginals."""
+    """Variances only; all correlation is forgotten. What earlier work does, and the cheapest marginals.
+
+    Args:
+        neighbours: Keep what operations tell of the covariance within channels (`favour.neighbours`).
+    """
+
+    def __init__(self, neighbours: bool = False) -> None:
+        self.neighbours = neighbours
 
     def absorb(self, surrogate: Surrogate, step: Step) -> Value:
+        near = surrogate.near if self.neighbours else None
+        if surrogate.variance is not None:
+            return Value(surrogate.mean, surrogate.variance, near=near)
         total: Tensor | None = None
         for x, G in surrogate.maps:
             part = G.square(x.variance)
             total = part if total is None else total + part
         for noise in surrogate.noises:
             total = noise.diag() if total is None else total + noise.diag()
-        return Value(surrogate.mean, torch.zeros_like(surrogate.mean) if total is None else total)
+        return Value(surrogate.mean, torch.zeros_like(surrogate.mean) if total is None else total, near=near)
 
     def source(self, value: Value, step_name: str, forked: bool) -> Value:
         return Value(value.mean, value.variance)

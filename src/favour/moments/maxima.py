@@ -39,7 +39,7 @@ are negative, y = y₊ − 1[no drop]·relu(−max_i x_i/q).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +51,8 @@ from favour.moments.tails import FAR, PDF0, tails
 
 # −∞ without its arithmetic: the mean of an entry that a window at the edge does not have.
 ABSENT = -1e30
+
+Covariances = Mapping[tuple[int, int], Tensor]
 
 
 @dataclass
@@ -68,10 +70,15 @@ class Law:
         return Law(self.mean * c, self.variance * (c * c), None if self.factor is None else self.factor * c, third)
 
 
-def larger(a: Law, b: Law, skewed: bool = True) -> tuple[Law, Tensor, Tensor]:
-    """The larger of two, and E[∂max/∂a], E[∂max/∂b]; `skewed` asks for its third moment."""
-    both = a.factor is not None and b.factor is not None
-    shared = (a.factor * b.factor).sum(0) if both else None  # type: ignore[operator]
+def larger(a: Law, b: Law, skewed: bool = True, covariance: Tensor | None = None) -> tuple[Law, Tensor, Tensor]:
+    """The larger of two, and E[∂max/∂a], E[∂max/∂b]; `skewed` asks for its third moment.
+
+    Cov(a, b) is `covariance` and that of the factor columns.
+    """
+    shared = covariance
+    if a.factor is not None and b.factor is not None:
+        product = (a.factor * b.factor).sum(0)
+        shared = product if shared is None else shared + product
     own_a = a.variance if shared is None else a.variance - shared  # Cov(a, a − b)
     own_b = b.variance if shared is None else b.variance - shared
     gap, square = a.mean - b.mean, own_a + own_b
@@ -126,13 +133,22 @@ def _bend(y: Law, x: Law, w: Tensor, alpha: Tensor, won: Tensor, s: Tensor, h: T
     return steep * (alpha * alpha - 1) / (6 * s * s)
 
 
-def largest(entries: Sequence[Law]) -> tuple[Law, list[Tensor]]:
-    """The largest of several, and E[∂max/∂x_i] of each."""
+def largest(entries: Sequence[Law], covariances: Covariances | None = None) -> tuple[Law, list[Tensor]]:
+    """The largest of several, and E[∂max/∂x_i] of each.
+
+    Args:
+        entries: Their laws.
+        covariances: Cov(x_i, x_j) beyond that of the factor columns, by (i, j) with i < j.
+    """
     best = entries[0]
     weights = [torch.ones_like(best.mean)]
-    for j, entry in enumerate(entries[1:]):
-        best, kept, new = larger(best, entry, skewed=j + 2 < len(entries))
+    n = len(entries)
+    shared = [] if covariances is None else [covariances[0, k] for k in range(1, n)]  # Cov(max so far, x_k)
+    for j in range(1, n):
+        best, kept, new = larger(best, entries[j], j + 1 < n, None if covariances is None else shared[0])
         weights = [w * kept for w in weights] + [new]
+        if covariances is not None:  # Stein's lemma: P(a > b) Cov(a, x_k) + P(b > a) Cov(b, x_k)
+            shared = [kept * c + new * covariances[j, k] for k, c in enumerate(shared[1:], j + 1)]
     return best, weights
 
 

@@ -12,8 +12,8 @@ elsewhere. With i, k counting outputs (rows), j, l inputs (columns) and r the ra
 For a linear weight the shape is (m, n) = (out_features, in_features).
 
 Draws: Diagonal √diag ∘ z; Rows √diag ∘ z + Σ_r ε_ri factor_ri; Kronecker B Z Aᵀ with
-BBᵀ = outputs, AAᵀ = inputs; Rotated outputs (√diag ∘ Z) inputsᵀ; Full R z with RRᵀ = matrix. The roots R = V√max(λ, 0) come from an
-eigendecomposition, so singular matrices are fine.
+BBᵀ = outputs, AAᵀ = inputs; Rotated outputs (√diag ∘ Z) inputsᵀ; Full R z with RRᵀ = matrix. The roots
+R = V√max(λ, 0) come from an eigendecomposition, so singular matrices are fine.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from torch import nn
 import favour
 from favour.belief import Belief
 from favour.errors import InvalidType, InvalidValue, UnsupportedOperation
+from favour.exported import load_exported
 from favour.extras import require
 from favour.head import find_head
 from favour.predictive import KINDS, check_event
@@ -62,12 +63,20 @@ class Rater:
         kind: `"softmax"`, `"binary"`, `"multilabel"`, `"ordinal"` or `"regression"`.
         shape: Of one input; a dimension may be None where any size will do.
         dtype: Of the input.
+        labels: Names of the classes, or None.
+        level: Of the intervals the model itself answers with, or None.
     """
 
     kind: str
     shape: tuple[int | None, ...]
     dtype: str
-    packed: Packed
+    labels: list[str] | None = None
+    level: float | None = None
+
+    @property
+    def packed(self) -> Packed:
+        """The rater in a form that travels."""
+        raise NotImplementedError
 
     def __call__(self, x: npt.NDArray) -> Outputs:
         raise NotImplementedError
@@ -84,26 +93,19 @@ class PredictorRater(Rater):
         assert node.shape is not None
         self.shape = tuple(size if isinstance(size, int) else None for size in node.shape[1:])
         self.dtype = str(node.dtype).removeprefix("torch.")
-        self.given = kind
         self.device = device
         self._saved: Predictor | bytes = predictor
-        self.predictor = predictor.to(device)
-        self.kind = kind or ""
-        if kind == "regression":
-            self._check(kind)
+        tensor = next(iter((*predictor.store.parameters(), *predictor.store.buffers())), torch.empty(0))
+        if tensor.device.type != torch.device(device).type:
+            predictor = _copy(predictor).to(device)  # the caller's stays where it is
+        self.predictor = predictor
+        self.kind = kind or ""  # until the first outputs tell
 
     @property
-    def packed(self) -> Packed:  # type: ignore[override]
+    def packed(self) -> Packed:
         if isinstance(self._saved, Predictor):
-            with tempfile.TemporaryDirectory() as folder:
-                file = Path(folder, "predictor")
-                self._saved.save(file)
-                self._saved = file.read_bytes()
-        return Packed("predictor", self._saved, self.given)
-
-    def _check(self, kind: str) -> None:
-        if kind not in TASKS:
-            raise InvalidValue(f"`kind` is {kind!r}; choose one of {', '.join(TASKS)}.")
+            self._saved = _bytes(self._saved)
+        return Packed("predictor", self._saved, self.kind or None)
 
     def __call__(self, x: npt.NDArray) -> Outputs:
         batch = torch.from_numpy(np.ascontiguousarray(x)).to(self.device)
@@ -136,32 +138,52 @@ class PredictorRater(Rater):
         return {name: value.to(wide).cpu().numpy() for name, value in outputs.items()}
 
 
+def _bytes(predictor: Predictor) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "predictor")
+        predictor.save(file)
+        return file.read_bytes()
+
+
+def _copy(predictor: Predictor) -> Predictor:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "predictor")
+        predictor.save(file)
+        return favour.load(file)
+
+
 class ExportedRater(Rater):
     """A graph that `favour.export` wrote."""
 
-    def __init__(self, path: str, kind: str | None = None) -> None:
-        self.model: Any = favour.load_exported(path)  # type: ignore[attr-defined]
-        if kind not in (None, self.model.kind):
-            raise InvalidValue(f"`{path}` was exported as {self.model.kind!r} and cannot be rated as {kind!r}.")
-        self.kind = self.model.kind
+    def __init__(self, path: str, kind: str | None = None, device: str = "cpu", threads: int | None = None) -> None:
+        # As many threads as torch uses: one setting for every kind of model.
+        self.model = load_exported(path, threads=threads or torch.get_num_threads(), device=device)
+        if len(self.model.inputs) != 1:
+            names = ", ".join(port.name for port in self.model.inputs)
+            raise UnsupportedOperation(f"`{path}` has the inputs {names}; a rating feeds exactly one.")
+        self.kind = self.model.link or "regression"
+        if kind not in (None, self.kind):
+            raise InvalidValue(f"`{path}` was exported as {self.kind!r} and cannot be rated as {kind!r}.")
+        self.labels, self.level = self.model.labels, self.model.level
+        self.shape, self.dtype = self.model.example_shape, self.model.inputs[0].dtype
         self.path, self.given = path, kind
 
     @property
-    def packed(self) -> Packed:  # type: ignore[override]
-        return Packed(os.path.splitext(self.path)[1], Path(self.path).read_bytes(), self.given)
+    def packed(self) -> Packed:
+        return Packed(os.path.splitext(self.path)[1].lower(), Path(self.path).read_bytes(), self.given)
 
     def __call__(self, x: npt.NDArray) -> Outputs:
-        return self.model(x)
+        return {name: value for name, value in self.model(x).items() if name != "covariance"}
 
 
-def unpack(packed: Packed, device: str = "cpu") -> Rater:
+def unpack(packed: Packed, device: str = "cpu", threads: int | None = None) -> Rater:
     """The rater behind the bytes."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "model" + (packed.form if packed.form in EXPORTED else ""))
         file.write_bytes(packed.content)
         if packed.form == "predictor":
             return PredictorRater(favour.load(file), packed.kind, device)
-        return ExportedRater(str(file), packed.kind)
+        return ExportedRater(str(file), packed.kind, device, threads)
 
 
 def digest(model: Any, weights: str | os.PathLike[str] | None = None) -> str:
@@ -227,7 +249,7 @@ def open_model(
             raise InvalidValue(f"`weights` go with `package.module:factory`; `{name}` has its own.")
         if os.path.isfile(name):
             if name.lower().endswith(EXPORTED):
-                return ExportedRater(name, kind)
+                return ExportedRater(name, kind, device)
             return PredictorRater(favour.load(name), kind, device)
         if ":" not in name:
             raise InvalidValue(

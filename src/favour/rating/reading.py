@@ -51,8 +51,8 @@ class Reading:
 class Bad:
     """A row that could not be rated."""
 
-    source: str
-    row: int
+    source: str | None
+    row: int | None
     reason: str
     content: str = ""
     id: str | None = None
@@ -64,14 +64,14 @@ class Chunk:
 
     Attributes:
         x: Inputs, (n, *shape).
-        sources, rows: Where each comes from: file, and number in the file.
+        sources, rows: Where each comes from: file, and number in the file; None where that is unknown.
         ids: An Arrow array, or None.
         bad: Rows of the same stretch that are no inputs.
     """
 
     x: npt.NDArray
-    sources: Sequence[str]
-    rows: npt.NDArray[np.int64]
+    sources: Sequence[str | None]
+    rows: npt.NDArray
     ids: Any = None
     bad: list[Bad] = field(default_factory=list)
 
@@ -131,7 +131,7 @@ def _tables(unit: Unit, reading: Reading, batch: int) -> Iterator[Any]:
         yield pa.Table.from_batches(held)
 
 
-def from_table(table: Any, source: str, rows: npt.NDArray[np.int64], reading: Reading) -> Chunk:
+def from_table(table: Any, source: str | None, rows: npt.NDArray, reading: Reading) -> Chunk:
     """Inputs from the columns of an Arrow table."""
     wide, reasons = _numbers(table, reading)
     if "_problem" in table.column_names:
@@ -169,9 +169,9 @@ def _numbers(table: Any, reading: Reading) -> tuple[npt.NDArray, dict[int, str]]
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             texts = column.to_pylist()
             parsed = [None if text is None else number(text) for text in texts]
-            for i, (text, value) in enumerate(zip(texts, parsed, strict=True)):
+            for k, (text, value) in enumerate(zip(texts, parsed, strict=True)):
                 if value is None and text is not None:
-                    reasons.setdefault(i, f"column `{name}` is no number: {text[:50]!r}")
+                    reasons.setdefault(k, f"column `{name}` is no number: {text[:50]!r}")
             values: npt.NDArray = np.array([np.nan if value is None else value for value in parsed], np.float64)
         else:
             if pa.types.is_boolean(column.type) or pa.types.is_decimal(column.type):
@@ -224,8 +224,8 @@ def typed(
 def assemble(
     x: npt.NDArray,
     reasons: dict[int, str],
-    source: str,
-    rows: npt.NDArray[np.int64],
+    source: str | None,
+    rows: npt.NDArray,
     ids: Any,
     reading: Reading,
     content: Any,
@@ -236,7 +236,7 @@ def assemble(
     if not reasons:
         return chunk
     bad = [
-        Bad(source, int(rows[i]), reasons[i], content(i)[:CONTENT], None if ids is None else _text(ids[i].as_py()))
+        Bad(source, rows[i], reasons[i], content(i)[:CONTENT], None if ids is None else _text(ids[i].as_py()))
         for i in sorted(reasons)
     ]
     chunk = chunk.take(np.array([i for i in range(len(x)) if i not in reasons], np.int64))

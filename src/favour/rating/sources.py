@@ -87,9 +87,9 @@ def find(data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Dat
     files = [file for item in given for file in _expand(os.fspath(item))]
     kinds = {_kind(file) for file in files}
     if not files:
+        shown = ", ".join(os.fspath(item) for item in given)
         raise InvalidValue(
-            f"no data at `{', '.join(map(os.fspath, given))}`: give a Parquet, CSV, TSV or NPY file, a folder of "
-            "images, or a glob of those."
+            f"no data at `{shown}`: give a Parquet, CSV, TSV or NPY file, a folder of images, or a glob of those."
         )
     if len(kinds) > 1:
         raise InvalidValue(f"the data mixes {', '.join(sorted(kinds))} files; rate one kind at a time.")
@@ -278,31 +278,37 @@ def _records(file: str, rows: int, columns: Sequence[str]) -> Iterator[Unit]:
 def record_ends(file: str) -> Iterator[int]:
     """Where the records of a CSV file end, in bytes from its beginning; empty lines are no records.
 
-    Without a quotation mark a record is a line, and lines are found a block at a time. Where there are quotes the
-    same reader decides that later reads the records.
+    Without a quotation mark a record is a line, and lines are found a block at a time. Where there are quotes, or
+    carriage returns alone, the same reader decides that later reads the records.
     """
-    with open(file, "rb") as stream:
-        while block := stream.read(_BLOCK):
-            if b'"' in block:
-                break
-        else:
-            yield from _line_ends(file)
-            return
-        stream.seek(0)
-        position = 0
+    if _plain(file):
+        yield from _line_ends(file)
+        return
+    position = 0
 
-        def lines() -> Iterator[str]:
-            nonlocal position
+    def lines() -> Iterator[str]:
+        nonlocal position
+        with open(file, encoding="latin-1", newline="") as stream:  # a character is a byte
             for line in stream:
                 position += len(line)
-                yield line.decode("utf-8", "replace")
+                yield line
 
-        try:
-            for fields in csv.reader(lines(), delimiter=delimiter(file)):
-                if fields:
-                    yield position
-        except csv.Error as error:
-            raise CorruptFile(f"`{file}` cannot be read near byte {position}: {error}") from error
+    try:
+        for fields in csv.reader(lines(), delimiter=delimiter(file)):
+            if fields:
+                yield position
+    except csv.Error as error:
+        raise CorruptFile(f"`{file}` cannot be read near byte {position}: {error}") from error
+
+
+def _plain(file: str) -> bool:
+    """Whether every record is a line that ends in a newline, with a carriage return before it or without."""
+    with open(file, "rb") as stream:
+        while block := stream.read(_BLOCK):
+            block += stream.read(1) if block.endswith(b"\r") else b""
+            if b'"' in block or block.count(b"\r") != block.count(b"\r\n"):
+                return False
+    return True
 
 
 def _line_ends(file: str) -> Iterator[int]:

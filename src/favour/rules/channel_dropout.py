@@ -28,8 +28,9 @@ import torch
 from torch import Tensor
 
 from favour.errors import ShapeMismatch
+from favour.rules.dropout import second_moment_noise
 from favour.rules.registry import rule
-from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Surrogate, identity, scaling
+from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Surrogate, identity, products, scaling
 from favour.value import Context, Value, mean_of
 
 aten = torch.ops.aten
@@ -62,14 +63,11 @@ def _channel_noise(points: Tensor, label: str) -> LatentNoise:
     def pull(g: Tensor) -> Tensor:
         return torch.einsum("fbct,pbct->fbpc", g.flatten(3), a)
 
-    variances = points.square().sum(0)
-    return LatentNoise(push, pull, variances, (points.shape[0], points.shape[2]), None, label)
+    def between(c: Tensor | None, q: int) -> Noise:
+        return products(points, q)
 
-
-def _element_noise(x: Any, centre: Tensor, scale: Any, label: str) -> DiagonalNoise:
-    """scale·diag(c² + v)."""
-    second = centre.square() + x.variance if isinstance(x, Value) else centre.square()
-    return DiagonalNoise((second * scale).expand(centre.shape), label)
+    variances, latent = points.square().sum(0), (points.shape[0], points.shape[2])
+    return LatentNoise(push, pull, variances, latent, None, label, drawn=True, between=between)
 
 
 def _channel_noises(ctx: Context, x: Any, centre: Tensor, gain: Any, scale: Any, label: str) -> list[Noise]:
@@ -79,7 +77,7 @@ def _channel_noises(ctx: Context, x: Any, centre: Tensor, gain: Any, scale: Any,
     maximum over neighbours, which fall together (`WITHIN_CHANNELS`).
     """
     if centre.ndim < 3:
-        return [_element_noise(x, centre, scale, label)]
+        return [second_moment_noise(x, centre, scale, label)]
     points, columns, own = centre.unsqueeze(0), [], None
     if isinstance(x, Value):
         own = x.diag
@@ -90,7 +88,14 @@ def _channel_noises(ctx: Context, x: Any, centre: Tensor, gain: Any, scale: Any,
     diag = None if own is None else own * (gain * gain + scale)
     ctx.shared[(WITHIN_CHANNELS, ctx.step)] = diag, torch.cat([*columns, weighted])
     noises: list[Noise] = [_channel_noise(weighted, label)]
-    return noises if own is None else [*noises, DiagonalNoise(own * scale, label)]
+    if own is None:
+        return noises
+
+    def between(c: Tensor | None, q: int) -> Noise:
+        assert c is not None
+        return DiagonalNoise((c * scale).flatten(0, 1))
+
+    return [*noises, DiagonalNoise(own * scale, label, between=between)]
 
 
 def alpha_scale(p: Any) -> Any:
@@ -112,7 +117,7 @@ def alpha_dropout(ctx: Context, x: Any, p: Any, train: bool) -> Surrogate:
     p = p if train else 0.0
     mean = mean_of(x)
     q, a = 1 - p, alpha_scale(p)
-    noise = _element_noise(x, mean - SATURATION, a * a * p * q, ctx.module or "dropout")
+    noise = second_moment_noise(x, mean - SATURATION, a * a * p * q, ctx.module or "dropout")
     return Surrogate(a * q * mean, [(x, scaling(a * q))] if isinstance(x, Value) else [], [noise])
 
 

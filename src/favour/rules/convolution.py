@@ -37,12 +37,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.posterior import Diagonal, Full, Gaussian
+from favour.posterior import Diagonal, Full, Gaussian, Rows
 from favour.posterior.gaussians import psd_root
+from favour.rules.kernel_neighbours import Convolved, Draws
 from favour.rules.linear import low_rank
 from favour.rules.registry import rule
 from favour.rules.weight_space import Layout, shared_noise, weight_space
-from favour.surrogate import DiagonalNoise, LatentNoise, LinearMap, Noise, Surrogate, factor_noise
+from favour.surrogate import (
+    DiagonalNoise,
+    LatentNoise,
+    LinearMap,
+    Noise,
+    Surrogate,
+    constant_between,
+    factor_noise,
+    products,
+)
 from favour.value import Context, Value, Weight, mean_of
 
 aten = torch.ops.aten
@@ -176,10 +186,13 @@ def convolved(ctx: Context, x: Any, kernel: Any, bias: Any, geometry: Geometry) 
         )
     y = geometry.apply(mean, K, mean_of(bias))
     maps = [(x, convolution_map(ctx, geometry, K, mean.shape[2:]))] if isinstance(x, Value) else []
-    noises = _kernel_noises(ctx, x, kernel, bias, y, geometry) if isinstance(kernel, Weight) else []
+    draws = Draws()
+    noises = _kernel_noises(ctx, x, kernel, bias, y, geometry, draws) if isinstance(kernel, Weight) else []
     if isinstance(bias, Weight) and bias.gaussian is not None and bias.partner is None:
-        noises.append(_bias_noise(bias, bias.gaussian, y))
-    return Surrogate(y, maps, noises + _latent_noises(x, kernel, bias, y, geometry))
+        noises.append(_bias_noise(bias, bias.gaussian, y, draws))
+    noises += _latent_noises(x, kernel, bias, y, geometry, draws)
+    near = None if geometry.transposed else Convolved(x, K, geometry, draws, y)
+    return Surrogate(y, maps, noises, near=near)
 
 
 def _per_axis(value: Sizes, axes: int) -> tuple[int, ...]:
@@ -245,7 +258,9 @@ _register(_turned, aten.conv_transpose1d.default, aten.conv_transpose2d.input, a
 _register(_either, aten.convolution.default)
 
 
-def _kernel_noises(ctx: Context, x: Any, weight: Weight, bias: Any, y: Tensor, geometry: Geometry) -> list[Noise]:
+def _kernel_noises(
+    ctx: Context, x: Any, weight: Weight, bias: Any, y: Tensor, geometry: Geometry, draws: Draws
+) -> list[Noise]:
     """The draws of a kernel: in its own space for the mean and the factor columns, diagonal for λ."""
     gaussian = weight.gaussian
     if gaussian is None:
@@ -267,20 +282,48 @@ def _kernel_noises(ctx: Context, x: Any, weight: Weight, bias: Any, y: Tensor, g
     shape = tuple(weight.shape)
     out = y.shape[2:]
 
-    def noise(points: Tensor, key: Any, one: float) -> Noise:
+    layout = _layout(gaussian, shape, geometry, out)
+
+    def noise(points: Tensor, key: Any, one: float) -> LatentNoise:
         seen = geometry.patches(points.flatten(0, 1), weight.mean)  # (P·batch, groups, channels, window, *out)
         a = seen.reshape(*points.shape[:2], geometry.groups, seen.shape[2] * seen.shape[3], math.prod(out))
         a = F.pad(a, (0, 0, 0, 1), value=one) if joint else a
-        return shared_noise(space, gaussian, a, _layout(gaussian, shape, geometry, out), key, weight.name)
+        if draws.variance is None and draws.patches is None:
+            draws.patches = gaussian, layout, a.unflatten(-1, tuple(out))
+        return shared_noise(space, gaussian, a, layout, key, weight.name)
 
-    noises: list[Noise] = [noise(mean.unsqueeze(0), (weight.name, "mean") if weight.uses > 1 else None, 1.0)]
+    variance = gaussian.variance()
+    variance = (variance[:, :-1] if joint else variance).reshape(shape)
+    mean_field = isinstance(gaussian, Diagonal) and not joint
+    draws.variance = variance if mean_field else None
+    latent = [noise(mean.unsqueeze(0), (weight.name, "mean") if weight.uses > 1 else None, 1.0)]
+    columns = None
     if isinstance(x, Value) and x.factor is not None:
-        noises.append(noise(x.factor, None, 0.0))
+        latent.append(noise(x.factor, None, 0.0))
+    elif isinstance(x, Value) and x.near is not None and mean_field:
+        columns = x.near.columns()  # entries of a mean-field kernel never see two channels together
+        if columns is not None:
+            latent.append(noise(columns, None, 0.0))
+    draws.latent += latent if isinstance(gaussian, (Diagonal, Rows)) else []
+    noises: list[Noise] = [*latent]
     if isinstance(x, Value) and x.diag is not None:
-        variance = gaussian.variance()
-        variance = (variance[:, :-1] if joint else variance).reshape(shape)
-        noises.append(DiagonalNoise(geometry.apply(x.diag, variance), weight.name))
+        noises.append(_independent(x.diag, variance, geometry, weight.name, columns))
     return noises
+
+
+def _independent(
+    diag: Tensor, variance: Tensor, geometry: Geometry, label: str, columns: Tensor | None = None
+) -> DiagonalNoise:
+    """What independent entries of x add, position by position; `columns` of the covariance are accounted for."""
+
+    def between(c: Tensor | None, q: int) -> Noise:
+        assert c is not None
+        if columns is not None:
+            c = c - products(columns, q).variance.reshape(c.shape)
+        return DiagonalNoise(geometry.apply(c.flatten(0, 1), variance))
+
+    left = diag if columns is None else (diag - columns.square().sum(0)).clamp_min(0)
+    return DiagonalNoise(geometry.apply(left, variance), label, between=between)
 
 
 def _layout(gaussian: Gaussian, shape: tuple[int, ...], geometry: Geometry, out: Sequence[int]) -> Layout:
@@ -316,7 +359,7 @@ def _layout(gaussian: Gaussian, shape: tuple[int, ...], geometry: Geometry, out:
     )
 
 
-def _bias_noise(bias: Weight, gaussian: Gaussian, y: Tensor) -> Noise:
+def _bias_noise(bias: Weight, gaussian: Gaussian, y: Tensor, draws: Draws) -> Noise:
     """b ~ N(b̄, Σ_b), one number per channel, the same at every position and at every use."""
     space = y.shape[2:]
     independent = isinstance(gaussian, Diagonal)
@@ -331,10 +374,14 @@ def _bias_noise(bias: Weight, gaussian: Gaussian, y: Tensor) -> Noise:
         return total * root if independent else total @ root
 
     variances = gaussian.variance().reshape(-1, *[1] * len(space)).expand(y.shape)
-    return LatentNoise(push, pull, variances, (y.shape[1],), (bias.name, "bias"), bias.name)
+    key, between = (bias.name, "bias"), constant_between(variances)
+    noise = LatentNoise(push, pull, variances, (y.shape[1],), key, bias.name, drawn=True, between=between)
+    draws.flat = variances
+    draws.latent += [noise] if independent else []
+    return noise
 
 
-def _latent_noises(x: Any, kernel: Any, bias: Any, y: Tensor, geometry: Geometry) -> list[Noise]:
+def _latent_noises(x: Any, kernel: Any, bias: Any, y: Tensor, geometry: Geometry, draws: Draws) -> list[Noise]:
     """Low-rank draws shared by every layer: columns Pₖ ∗ μ + pₖ under one key (see `rules.linear`)."""
     parts: list[Tensor] = []
     noises: list[Noise] = []
@@ -343,9 +390,12 @@ def _latent_noises(x: Any, kernel: Any, bias: Any, y: Tensor, geometry: Geometry
         label = kernel.name
         parts.append(torch.stack([geometry.apply(mean_of(x), P) for P in kernel.latents]))
         if isinstance(x, Value):
-            noises.append(DiagonalNoise(geometry.apply(x.variance, kernel.latents.square().sum(0)), label))
+            noises.append(_independent(x.variance, kernel.latents.square().sum(0), geometry, label))
     if isinstance(bias, Weight) and bias.latents is not None:
         p = bias.latents  # (K, channels)
         label = label or bias.name
         parts.append(p.reshape(p.shape[0], 1, -1, *[1] * (y.ndim - 2)).expand(p.shape[0], *y.shape))
-    return [factor_noise(sum(parts[1:], parts[0]), "latents", label), *noises] if parts else []
+    if not parts:
+        return []
+    draws.columns = sum(parts[1:], parts[0])
+    return [factor_noise(draws.columns, "latents", label), *noises]

@@ -13,10 +13,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from favour.errors import InvalidValue
 from favour.rules.registry import rule
-from favour.surrogate import DiagonalNoise, Surrogate, identity
+from favour.surrogate import DiagonalNoise, Surrogate, identity, partners
 from favour.value import Context, Value, mean_of
 
 aten = torch.ops.aten
@@ -33,11 +34,21 @@ def check_rate(p: Any, where: str) -> None:
         raise InvalidValue(f"the dropout probability at {where} must lie in [0, 1); got {p}.")
 
 
+def second_moment_noise(x: Any, centre: Tensor, scale: Any, label: str) -> DiagonalNoise:
+    """scale·diag(c² + v); between inputs that meet one mask, scale·(c_a ∘ c_b + C_ab)."""
+    second = centre.square() + x.variance if isinstance(x, Value) else centre.square()
+
+    def between(c: Tensor | None, q: int) -> DiagonalNoise:
+        product = partners(centre, q) * centre
+        return DiagonalNoise(((product if c is None else product + c) * scale).flatten(0, 1))
+
+    return DiagonalNoise((second * scale).expand(centre.shape), label, between=between)
+
+
 def dropped(x: Any, p: Any, label: str) -> Surrogate:
     """Element-wise dropout with rate p."""
     mean = mean_of(x)
-    second = mean.square() + x.variance if isinstance(x, Value) else mean.square()
-    noise = DiagonalNoise((second * (p / (1 - p))).expand(mean.shape), label)
+    noise = second_moment_noise(x, mean, p / (1 - p), label)
     return Surrogate(mean, [(x, identity())] if isinstance(x, Value) else [], [noise])
 
 

@@ -27,7 +27,16 @@ from favour.errors import UnsupportedOperation
 from favour.posterior import Diagonal
 from favour.rules.registry import rule
 from favour.rules.weight_space import weight_space
-from favour.surrogate import LatentNoise, Noise, Surrogate, factor_noise, structural
+from favour.surrogate import (
+    DiagonalNoise,
+    LatentNoise,
+    Noise,
+    Surrogate,
+    constant_between,
+    factor_noise,
+    partners,
+    structural,
+)
 from favour.value import Context, Value, Weight
 
 aten = torch.ops.aten
@@ -131,7 +140,14 @@ def _table_noise(ctx: Context, table: Weight, indices: Tensor) -> LatentNoise:
         return space.pull(whole).unsqueeze(2)
 
     key = (table.name, "mean") if table.uses > 1 else None
-    return LatentNoise(push, pull, table.gaussian.variance()[indices], (1, *space.latent), key, table.name)
+    variances = table.gaussian.variance()[indices]
+
+    def between(c: Tensor | None, q: int) -> Noise:  # of the same row; what correlates rows is left out here
+        same = (partners(indices, q) == indices).unsqueeze(-1)
+        return DiagonalNoise((variances * same).expand(q, *variances.shape).flatten(0, 1))
+
+    latent = (1, *space.latent)
+    return LatentNoise(push, pull, variances, latent, key, table.name, drawn=True, between=between)
 
 
 def added_noises(ctx: Context, weight: Any, out: torch.Size, factor: float) -> list[Noise]:
@@ -159,14 +175,17 @@ def added_noises(ctx: Context, weight: Any, out: torch.Size, factor: float) -> l
         def pull(g: Tensor) -> Tensor:
             return (g.sum(summed, keepdim=True) if summed else g).reshape(*g.shape[:2], *inner) * sigma
 
+        variances = (sigma.square().reshape(wide)).expand(out)
         noises.append(
             LatentNoise(
                 lambda z: spread(z * sigma),
                 pull,
-                (sigma.square().reshape(wide)).expand(out),
+                variances,
                 inner,
                 None,
                 weight.name,
+                drawn=True,
+                between=constant_between(variances),
             )
         )
     if weight.latents is not None:
@@ -205,7 +224,8 @@ def index(ctx: Context, x: Any, indices: Sequence[Any]) -> Surrogate:
     def put(g: Tensor) -> Tensor:
         return aten.index_put.default(g.new_zeros(g.shape[0], *shape), folded, g, True)
 
-    return Surrogate(mean, [(x, structural(lambda d: aten.index.Tensor(d, folded), put, disjoint=False))])
+    G = structural(lambda d: aten.index.Tensor(d, folded), put, disjoint=False, alike=indices[0] is None)
+    return Surrogate(mean, [(x, G)])
 
 
 def _check_rows(ctx: Context, rows: Tensor, batch: int) -> None:
@@ -238,5 +258,5 @@ def gather(ctx: Context, x: Any, dim: int, index: Any, *, sparse_grad: bool = Fa
     def put(g: Tensor) -> Tensor:
         return g.new_zeros(g.shape[0], *shape).scatter_add(dim + 1, folded(g), g)
 
-    G = structural(lambda d: d.gather(dim + 1, folded(d)), put, disjoint=False)
+    G = structural(lambda d: d.gather(dim + 1, folded(d)), put, disjoint=False, alike=False)
     return Surrogate(x.mean.gather(dim, index), [(x, G)])

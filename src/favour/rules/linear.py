@@ -37,6 +37,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,8 +57,10 @@ from favour.surrogate import (
     Noise,
     RotatedNoise,
     Surrogate,
+    constant_between,
     diagonal_latent,
     factor_noise,
+    partners,
 )
 from favour.value import Context, Value, Weight, mean_of
 
@@ -193,7 +196,8 @@ def _matrix_noises(ctx: Context, x: Input, weight: Weight, gaussian: Gaussian) -
     if isinstance(gaussian, (Diagonal, Rows)):
         if weight.uses > 1:
             return _tied(ctx, x, weight, gaussian)
-        return [DiagonalNoise(_diagonal_over_outputs(gaussian, x, x), weight.name)]
+        between = partial(_between_inputs, gaussian, x)
+        return [DiagonalNoise(_diagonal_over_outputs(gaussian, x, x), weight.name, between=between)]
     return [_dense(gaussian, x, weight.name, with_mean=True)]
 
 
@@ -215,6 +219,21 @@ def _diagonal_over_outputs(gaussian: Diagonal | Rows, a: Input, b: Input) -> Ten
         if same and a.diag is not None:
             total = total + F.linear(a.diag, f.square())
     return total
+
+
+def _between_inputs(gaussian: Diagonal | Rows, x: Input, c: Tensor | None, q: int) -> Noise:
+    """diag of E[J(x_a) Σ_w J(x_b)ᵀ] for pairs of inputs with C_ab = c, (q, batch, m)."""
+    c = None if c is None else F.pad(c, (0, x.mean.shape[-1] - c.shape[-1]))  # a constant 1 varies with nothing
+    product = partners(x.mean, q) * x.mean
+    second = product if c is None else product + c
+    if isinstance(gaussian, Diagonal):
+        return DiagonalNoise(F.linear(second, gaussian.variance()).flatten(0, 1))
+    total = F.linear(second, gaussian.diag)
+    for f in gaussian.factor:
+        seen = F.linear(x.mean, f)
+        total = total + partners(seen, q) * seen
+        total = total if c is None else total + F.linear(c, f.square())
+    return DiagonalNoise(total.flatten(0, 1))
 
 
 def _tied(ctx: Context, x: Input, weight: Weight, gaussian: Diagonal | Rows) -> list[Noise]:
@@ -271,7 +290,17 @@ def _shared(ctx: Context, x: Input, weight: Weight, gaussian: Gaussian) -> list[
     key = (weight.name, "mean") if weight.uses > 1 else None
     noises: list[Noise] = [shared_noise(space, gaussian, vectors(x.mean.unsqueeze(0)), layout, key, weight.name)]
     if x.mean.ndim == 2 and not isinstance(gaussian, (Diagonal, Rows)):
-        return noises if x.variance is None else [*noises, _dense(gaussian, x, weight.name, with_mean=False)]
+        if x.variance is None:
+            return noises
+        rest = _dense(gaussian, x, weight.name, with_mean=False)
+
+        def between(c: Tensor | None, q: int) -> Noise:  # the same for pairs, C in the place of λ
+            assert c is not None
+            pairs = F.pad(c.flatten(0, 1), (0, x.mean.shape[-1] - c.shape[-1]))
+            return _dense(gaussian, Input(pairs, pairs, pairs, {}), weight.name, with_mean=False)
+
+        rest.between = between
+        return [*noises, rest]
     if x.factor is not None:
         noises.append(shared_noise(space, gaussian, vectors(x.factor), layout, None, weight.name))
     if x.diag is not None:
@@ -299,7 +328,12 @@ def _independent(gaussian: Gaussian, diag: Tensor, label: str) -> Noise:
         return RotatedNoise(diag @ gaussian.inputs.square() @ gaussian.diag.mT, gaussian.outputs, label)
     variances = F.linear(diag, gaussian.variance())
     if isinstance(gaussian, (Diagonal, Rows)):
-        return DiagonalNoise(variances, label)
+
+        def between(c: Tensor | None, q: int) -> Noise:
+            assert c is not None
+            return _independent(gaussian, F.pad(c, (0, diag.shape[-1] - c.shape[-1])).flatten(0, 1), label)
+
+        return DiagonalNoise(variances, label, between=between)
     if isinstance(gaussian, Kronecker):
         root, scale = psd_root(gaussian.outputs), (diag @ gaussian.inputs.diagonal()).sqrt().unsqueeze(-1)
         return LatentNoise(
@@ -325,8 +359,10 @@ def _independent(gaussian: Gaussian, diag: Tensor, label: str) -> Noise:
 
 def _bias_noises(bias: Weight, gaussian: Gaussian, y: Tensor) -> list[Noise]:
     """b ~ N(b̄, Σ_b), the same draw at every position and at every use."""
+    variances = gaussian.variance().expand(y.shape)
+    between = constant_between(variances)
     if isinstance(gaussian, Diagonal) and y.ndim == 2 and bias.uses == 1:
-        return [DiagonalNoise(gaussian.variance().expand(y.shape), bias.name)]
+        return [DiagonalNoise(variances, bias.name, between=between)]
     independent = isinstance(gaussian, Diagonal)
     root = gaussian.variance().sqrt() if independent else psd_root(gaussian.covariance())  # (m,) or (m, m)
     positions = y.shape[1:-1]
@@ -340,8 +376,8 @@ def _bias_noises(bias: Weight, gaussian: Gaussian, y: Tensor) -> list[Noise]:
         total = g.flatten(2, -2).sum(2) if positions else g
         return total * root if independent else total @ root
 
-    variances = gaussian.variance().expand(y.shape)
-    return [LatentNoise(push, pull, variances, (m,), (bias.name, "bias"), bias.name)]
+    key = (bias.name, "bias")
+    return [LatentNoise(push, pull, variances, (m,), key, bias.name, drawn=True, between=between)]
 
 
 def _latent_noises(x: Any, weight: Any, bias: Any, y: Tensor) -> list[Noise]:
@@ -357,7 +393,7 @@ def _latent_noises(x: Any, weight: Any, bias: Any, y: Tensor) -> list[Noise]:
         label = weight.name
         parts.append(torch.einsum("b...n,kmn->kb...m", mean_of(x), P))
         if isinstance(x, Value):
-            noises.append(DiagonalNoise(F.linear(x.variance, P.square().sum(0)), label))
+            noises.append(_independent(Diagonal(P.square().sum(0)), x.variance, label))
     if isinstance(bias, Weight) and bias.latents is not None:
         p = bias.latents  # (K, m)
         label = label or bias.name

@@ -35,11 +35,11 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.moments.maxima import ABSENT, Dropped, Law, largest, largest_dropped, without_floor
+from favour.moments.maxima import ABSENT, Covariances, Dropped, Law, largest, largest_dropped, without_floor
+from favour.neighbours import Neighbours
 from favour.rules.channel_dropout import WITHIN_CHANNELS
-from favour.rules.pooling import Sizes, per_axis
 from favour.rules.registry import rule
-from favour.rules.windows import Box, Windows
+from favour.rules.windows import Box, Sizes, Windows, adaptive_windows, pool_windows
 from favour.surrogate import DiagonalNoise, LatentNoise, LinearMap, Noise, Surrogate, compose, structural
 from favour.value import Context, Value
 
@@ -49,13 +49,19 @@ aten = torch.ops.aten
 class _Entries:
     """Means, independent variances and factor columns of the entries of every window, in at least float32."""
 
-    def __init__(self, box: Box, mean: Tensor, diag: Tensor | None, factor: Tensor | None) -> None:
+    def __init__(
+        self, box: Box, mean: Tensor, diag: Tensor | None, factor: Tensor | None, near: Neighbours | None = None
+    ) -> None:
         self.box, self.dtype = box, mean.dtype
         work = torch.promote_types(mean.dtype, torch.float32)
         self.means = box.entries(mean.to(work), ABSENT)
         nothing = torch.zeros_like(self.means[0])
         self.diags = [nothing] * len(self.means) if diag is None else box.entries(diag.to(work), 0.0)
         self.factors = None if factor is None else box.entries(factor.to(work), 0.0)
+        self.pairs: Covariances | None = None
+        if near is not None and factor is None:
+            found = box.covariances(near, mean.ndim - 2)
+            self.pairs = None if found is None else {ij: c.to(work) for ij, c in found.items()}
 
     def laws(self) -> list[Law]:
         if self.factors is None:
@@ -68,6 +74,8 @@ class _Entries:
         total = torch.zeros_like(self.means[0])
         for w, d in zip(weights, self.diags, strict=True):
             total = total + w.square() * d
+        for (i, j), c in (self.pairs or {}).items():
+            total = total + 2 * weights[i] * weights[j] * c
         if self.factors is None:
             return total
         columns = weights[0] * self.factors[0]
@@ -87,14 +95,18 @@ class _Entries:
 def maximum(ctx: Context, x: Value, windows: Sequence[Windows]) -> Surrogate:
     """The surrogate of the largest entry of every window."""
     diag, factor = ctx.shared.get((WITHIN_CHANNELS, x.name), (x.diag, x.factor))
-    entries = _Entries(Box(tuple(windows)), x.mean, diag, factor)
-    best, weights = largest(entries.laws())
+    entries = _Entries(Box(tuple(windows)), x.mean, diag, factor, x.near)
+    best, weights = largest(entries.laws(), entries.pairs)
     mean = best.mean.to(entries.dtype)
     if ctx.activation != "price":
         return Surrogate(mean, [(x, entries.routing(entries.winner()))])
     residual = (best.variance - entries.explained(weights)).clamp(min=0).to(entries.dtype)
     noise = DiagonalNoise(residual, f"{ctx.module or 'model'} (max pool)")
-    return Surrogate(mean, [(x, entries.routing(weights))], [noise])
+    result = Surrogate(mean, [(x, entries.routing(weights))], [noise])
+    if entries.pairs is not None and x.near is not None:
+        result.variance = best.variance.to(entries.dtype)
+        result.near = entries.box.pooled(x.near, [w.to(entries.dtype) for w in weights], x.mean.ndim - 2)
+    return result
 
 
 def dropped_maximum(
@@ -183,31 +195,6 @@ def _dropped_noises(
     return [latent, DiagonalNoise(rest, label)]
 
 
-# --------------------------------------------------------------------- windows
-
-
-def _pool_windows(
-    x: Tensor,
-    kernel: Sizes,
-    stride: Sizes = (),
-    padding: Sizes = 0,
-    dilation: Sizes = 1,
-    ceil_mode: bool = False,
-) -> list[Windows]:
-    axes = x.ndim - 2
-    k = per_axis(kernel, axes)
-    s = k if isinstance(stride, Sequence) and not stride else per_axis(stride, axes)
-    p, d = per_axis(padding, axes), per_axis(dilation, axes)
-    regular = Windows.regular
-    return [regular(i - axes, x.shape[2 + i], k[i], s[i], p[i], d[i], ceil_mode) for i in range(axes)]
-
-
-def _adaptive_windows(x: Tensor, output_size: Sizes) -> list[Windows]:
-    axes = x.ndim - 2
-    counts = per_axis(output_size, axes)
-    return [Windows.adaptive(i - axes, x.shape[2 + i], counts[i]) for i in range(axes)]
-
-
 POOLS = (aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)
 INDEXED = (
     aten.max_pool1d_with_indices.default,
@@ -223,23 +210,23 @@ WITH_INDICES = {*INDEXED, *ADAPTIVE, aten.max.dim}
 
 
 def _windows(op: Any, x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Windows]:
-    return (_adaptive_windows if op in ADAPTIVE else _pool_windows)(x, *args, **kwargs)
+    return (adaptive_windows if op in ADAPTIVE else pool_windows)(x, *args, **kwargs)
 
 
 @rule(*POOLS, exactness="moment-matched", family="pooling")
 def max_pool(ctx: Context, x: Value, *args: Any, **kwargs: Any) -> Surrogate:
-    return maximum(ctx, x, _pool_windows(x.mean, *args, **kwargs))
+    return maximum(ctx, x, pool_windows(x.mean, *args, **kwargs))
 
 
 @rule(*INDEXED, exactness="moment-matched", family="pooling")
 def max_pool_with_indices(ctx: Context, x: Value, *args: Any, **kwargs: Any) -> list[Surrogate]:
     """Only the maxima: where they were is discrete, and has no moments."""
-    return [maximum(ctx, x, _pool_windows(x.mean, *args, **kwargs))]
+    return [maximum(ctx, x, pool_windows(x.mean, *args, **kwargs))]
 
 
 @rule(*ADAPTIVE, exactness="moment-matched", family="pooling")
 def adaptive_max_pool(ctx: Context, x: Value, output_size: Sizes) -> list[Surrogate]:
-    return [maximum(ctx, x, _adaptive_windows(x.mean, output_size))]
+    return [maximum(ctx, x, adaptive_windows(x.mean, output_size))]
 
 
 def _whole(x: Tensor, dims: Sequence[int], ctx: Context) -> list[Windows]:
@@ -261,7 +248,8 @@ def _reduced(y: Surrogate, x: Value, dims: Sequence[int], keepdim: bool) -> Surr
     kept, shape = y.mean.shape, y.mean.squeeze(tuple(dims)).shape
     short = structural(lambda d: d.reshape(-1, *shape), lambda g: g.reshape(-1, *kept))
     noises: list[Noise] = [DiagonalNoise(noise.diag().reshape(shape), noise.label) for noise in y.noises]
-    return Surrogate(y.mean.reshape(shape), [(x, compose(short, G))], noises)
+    variance = None if y.variance is None else y.variance.reshape(shape)
+    return Surrogate(y.mean.reshape(shape), [(x, compose(short, G))], noises, variance=variance)
 
 
 @rule(aten.amax.default, exactness="moment-matched", family="pooling")

@@ -40,6 +40,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.neighbours import Scaled
 from favour.rules.registry import rule
 from favour.surrogate import DiagonalNoise, LatentNoise, LinearMap, Noise, Surrogate, compose, scaling, weighted_sum
 from favour.value import Context, Value
@@ -68,7 +69,9 @@ def batch_norm(
     mean = F.batch_norm(x.mean, running_mean, running_var, weight, bias, False, momentum, eps)
     scale = (running_var + eps).rsqrt()
     scale = scale if weight is None else scale * weight
-    return Surrogate(mean, [(x, scaling(scale.reshape(1, -1, *[1] * (x.mean.ndim - 2))))])
+    scale = scale.reshape(1, -1, *[1] * (x.mean.ndim - 2))
+    near = None if x.near is None else Scaled(x.near, scale, x.mean.ndim - 2)
+    return Surrogate(mean, [(x, scaling(scale))], near=near)
 
 
 def _spread(x: Value, grouped: Sequence[int], c: Tensor, centred: bool) -> tuple[Tensor, Tensor]:

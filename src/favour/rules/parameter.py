@@ -16,7 +16,7 @@ from torch import Tensor
 from favour.errors import UnsupportedOperation
 from favour.posterior import Diagonal
 from favour.rules.registry import rule
-from favour.surrogate import DiagonalNoise, Noise, Surrogate, factor_noise
+from favour.surrogate import DiagonalNoise, Noise, Surrogate, constant_between, factor_noise
 from favour.value import Context, Weight, mean_of
 
 _LIBRARY = torch.library.Library("favour", "FRAGMENT")
@@ -46,7 +46,8 @@ def drawn_parameter(ctx: Context, parameter: Any, like: Any, squeeze: bool = Fal
                 f"`{parameter.name}` at {ctx.place} has a posterior of kind {type(parameter.gaussian).__name__}; "
                 "outside linear layers and convolutions only mean-field posteriors are supported."
             )
-        noises.append(DiagonalNoise(_for_each(parameter.gaussian.variance(), like, squeeze), parameter.name))
+        variance = _for_each(parameter.gaussian.variance(), like, squeeze)
+        noises.append(DiagonalNoise(variance, parameter.name, between=constant_between(variance)))
     if parameter.latents is not None:
         columns = parameter.latents.squeeze(1) if squeeze else parameter.latents
         wide = columns.unsqueeze(1).expand(columns.shape[0], *mean.shape)

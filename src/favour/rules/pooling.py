@@ -6,22 +6,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from favour.rules.registry import linear_map
-from favour.surrogate import LinearMap
+from favour.neighbours import Neighbours
+from favour.rules.registry import rule
+from favour.rules.windows import Box, Sizes, Windows, adaptive_windows, per_axis, pool_windows, spans
+from favour.surrogate import LinearMap, Surrogate
+from favour.value import Context, Value
 
 aten = torch.ops.aten
-Sizes = int | Sequence[int]
-
-
-def per_axis(value: Sizes, axes: int) -> tuple[int, ...]:
-    """One number for each axis."""
-    given = (value,) if isinstance(value, int) else tuple(value)
-    return given * axes if len(given) == 1 else given
 
 
 def folded(op: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -32,6 +29,36 @@ def folded(op: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         return y.reshape(*d.shape[:2], *y.shape[1:])
 
     return act
+
+
+def _register(op: Any, make: Callable[..., tuple[Tensor, LinearMap]], windows: Callable[..., list[Windows]]) -> None:
+    """The rule of an average, given its result on the mean and its map, and where its windows lie."""
+
+    @rule(op, exactness="exact", family="pooling")
+    def average(ctx: Context, x: Value, *args: Any, **kwargs: Any) -> Surrogate:
+        mean, G = make(x.mean, *args, **kwargs)
+        result = Surrogate(mean, [(x, G)])
+        if x.near is not None:
+            _correlated(result, x, x.near, Box(tuple(windows(x.mean, *args, **kwargs))))
+        return result
+
+
+def _correlated(y: Surrogate, x: Value, near: Neighbours, box: Box) -> None:
+    """Var y_t = Σ_ij Cov(x_i, x_j)/d², for windows that all lie inside."""
+    space = x.mean.ndim - 2
+    pairs = box.covariances(near, space) if box.within else None
+    ((_, G),) = y.maps
+    if pairs:
+        total = torch.stack(list(pairs.values())).sum(0)
+        share = G.square(torch.ones_like(x.mean[:1, :1])) / box.count  # 1/d²
+        y.variance = G.square(x.variance) + 2 * share * total
+        y.near = box.pooled(near, [share.sqrt()] * box.count, space)
+
+
+def _average_windows(
+    x: Tensor, kernel: Sizes, stride: Sizes = (), padding: Sizes = 0, ceil_mode: bool = False, *rest: Any, **others: Any
+) -> list[Windows]:
+    return pool_windows(x, kernel, stride, padding, 1, ceil_mode)
 
 
 def _average(axes: int) -> Callable[..., tuple[Tensor, LinearMap]]:
@@ -76,15 +103,9 @@ def _average(axes: int) -> Callable[..., tuple[Tensor, LinearMap]]:
     return make
 
 
-linear_map(aten.avg_pool1d.default, make=_average(1), family="pooling")
-linear_map(aten.avg_pool2d.default, make=_average(2), family="pooling")
-linear_map(aten.avg_pool3d.default, make=_average(3), family="pooling")
-
-
-def spans(size: int, count: int) -> list[tuple[int, int]]:
-    """First entry and length of the windows of adaptive pooling: ⌊i·size/count⌋ up to ⌈(i + 1)·size/count⌉."""
-    starts = [i * size // count for i in range(count)]
-    return [(start, -(-(i + 1) * size // count) - start) for i, start in enumerate(starts)]
+_register(aten.avg_pool1d.default, _average(1), _average_windows)
+_register(aten.avg_pool2d.default, _average(2), _average_windows)
+_register(aten.avg_pool3d.default, _average(3), _average_windows)
 
 
 def _adaptive_average(axes: int) -> Callable[..., tuple[Tensor, LinearMap]]:
@@ -118,6 +139,6 @@ def _adaptive_average(axes: int) -> Callable[..., tuple[Tensor, LinearMap]]:
     return make
 
 
-linear_map(aten.adaptive_avg_pool1d.default, make=_adaptive_average(1), family="pooling")
-linear_map(aten.adaptive_avg_pool2d.default, make=_adaptive_average(2), family="pooling")
-linear_map(aten.adaptive_avg_pool3d.default, make=_adaptive_average(3), family="pooling")
+_register(aten.adaptive_avg_pool1d.default, _adaptive_average(1), adaptive_windows)
+_register(aten.adaptive_avg_pool2d.default, _adaptive_average(2), adaptive_windows)
+_register(aten.adaptive_avg_pool3d.default, _adaptive_average(3), adaptive_windows)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from favour.errors import UnsupportedOperation
 from favour.rules.registry import linear_map, rule
-from favour.rules.shape import _expand, _permuting, _pieces, _swap, cat
+from favour.rules.shape import _expand, _permuting, _pieces, _swap, broadcast, cat
 from favour.surrogate import LinearMap, Surrogate, identity, scaling, structural
 from favour.value import Context, Value, mean_of
 
@@ -209,6 +209,15 @@ def tensor_split_at(ctx: Context, x: Value, indices: Sequence[int], dim: int = 0
 @rule(aten.hstack.default, exactness="exact", family="shape")
 def hstack(ctx: Context, tensors: list[Any]) -> Surrogate:
     return cat(ctx, tensors, 1)
+
+
+@rule(aten.broadcast_tensors.default, exactness="exact", family="shape")
+def broadcast_tensors(ctx: Context, tensors: list[Any]) -> list[Surrogate]:
+    means = torch.broadcast_tensors(*map(mean_of, tensors))
+    return [
+        Surrogate(y, [(t, broadcast(t.mean.shape, y.shape))] if isinstance(t, Value) else [])
+        for t, y in zip(tensors, means, strict=True)
+    ]
 
 
 @rule(aten.scatter_add.default, exactness="exact", family="shape")

@@ -14,8 +14,9 @@ from typing import Any, Literal
 from torch import Tensor
 
 from favour.errors import InvalidValue, UnsupportedOperation
-from favour.scalar import ScalarFunction, surrogate_slope
-from favour.surrogate import DiagonalNoise, LinearMap, Surrogate, scaling, stored
+from favour.neighbours import Scaled
+from favour.scalar import ScalarFunction, remainder_between, surrogate_slope
+from favour.surrogate import DiagonalNoise, LinearMap, Noise, Surrogate, scaling, stored
 from favour.value import Context, Value
 
 Exactness = Literal["exact", "moment-matched", "linearised", "refused"]
@@ -108,8 +109,17 @@ def elementwise(
 def pointwise_surrogate(ctx: Context, x: Value, f: ScalarFunction) -> Surrogate:
     """The surrogate of a scalar function in the context's activation mode."""
     mean, slope, residual = surrogate_slope(f, x.mean, x.variance, ctx.activation)
-    noises = [DiagonalNoise(residual, f"{ctx.module or 'model'} ({f.name})")] if ctx.activation == "price" else []
-    return Surrogate(mean, [(x, scaling(stored(slope)))], list(noises))
+    slope = stored(slope)
+    near = None if x.near is None else Scaled(x.near, slope, x.mean.ndim - 2)
+    if ctx.activation != "price":
+        return Surrogate(mean, [(x, scaling(slope))], near=near)
+
+    def between(c: Tensor | None, q: int) -> Noise:
+        assert c is not None
+        return DiagonalNoise(remainder_between(f, x.mean, x.variance, residual, c).flatten(0, 1))
+
+    noise = DiagonalNoise(residual, f"{ctx.module or 'model'} ({f.name})", between=between)
+    return Surrogate(mean, [(x, scaling(slope))], [noise], near=near)
 
 
 def linear_map(

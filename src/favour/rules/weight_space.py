@@ -30,7 +30,7 @@ from torch import Tensor
 
 from favour.posterior import Diagonal, Full, Gaussian, Kronecker, Rotated, Rows
 from favour.posterior.gaussians import psd_root
-from favour.surrogate import LatentNoise
+from favour.surrogate import DiagonalNoise, LatentNoise, Noise, partners
 from favour.value import Context, Weight
 
 Map = Callable[[Tensor], Tensor]
@@ -127,8 +127,16 @@ def shared_noise(
     def pull(g: Tensor) -> Tensor:
         return space.pull(layout.whole(torch.einsum("fbgmt,pbgnt->fbpgmn", layout.places(g), a)))
 
-    variances = layout.result(row_variances(gaussian, a, layout).unsqueeze(0)).squeeze(0)
-    return LatentNoise(push, pull, variances, (a.shape[0], *space.latent), key, label)
+    def squared(points: Tensor) -> Tensor:
+        return layout.result(row_variances(gaussian, points, layout).unsqueeze(0)).squeeze(0)
+
+    def between(c: Tensor | None, q: int) -> Noise:
+        # A quadratic form Q is bilinear between two inputs: ¼(Q(a + b) − Q(a − b)).
+        theirs = partners(a.transpose(0, 1), q).expand(q, a.shape[1], a.shape[0], *a.shape[2:]).movedim(2, 1)
+        return DiagonalNoise(torch.cat([(squared(a + row) - squared(a - row)) / 4 for row in theirs]))
+
+    latent = (a.shape[0], *space.latent)
+    return LatentNoise(push, pull, squared(a), latent, key, label, drawn=True, between=between)
 
 
 def row_variances(gaussian: Gaussian, a: Tensor, layout: Layout) -> Tensor:

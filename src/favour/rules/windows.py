@@ -14,10 +14,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from favour.rules.pooling import spans
+from favour.neighbours import Lag, Neighbours, inside, shifted
 from favour.surrogate import LinearMap
 
 aten = torch.ops.aten
+Sizes = int | Sequence[int]
+
+# Entries of a window up to which their covariances are asked for, one by one: 3 × 3 has 12 different lags.
+MOST_NEIGHBOURS = 9
+# The same for covariances between two windows, all pairs of their entries.
+MOST_ROUTED = 4
+
+
+def per_axis(value: Sizes, axes: int) -> tuple[int, ...]:
+    """One number for each axis."""
+    given = (value,) if isinstance(value, int) else tuple(value)
+    return given * axes if len(given) == 1 else given
+
+
+def spans(size: int, count: int) -> list[tuple[int, int]]:
+    """First entry and length of the windows of adaptive pooling: ⌊i·size/count⌋ up to ⌈(i + 1)·size/count⌉."""
+    starts = [i * size // count for i in range(count)]
+    return [(start, -(-(i + 1) * size // count) - start) for i, start in enumerate(starts)]
 
 
 @dataclass(frozen=True)
@@ -56,6 +74,11 @@ class Windows:
             return cls(dim, size, count, size // count, size // count)
         unequal = spans(size, count)
         return cls(dim, size, count, max(length for _, length in unequal), spans=tuple(unequal))
+
+    @property
+    def within(self) -> bool:
+        """No window reaches over the edge."""
+        return self.padding == 0 and (self.count - 1) * self.stride + self.dilation * (self.window - 1) < self.size
 
     @property
     def disjoint(self) -> bool:
@@ -117,6 +140,19 @@ class Box:
     axes: tuple[Windows, ...]
 
     @property
+    def count(self) -> int:
+        """Entries of a window."""
+        total = 1
+        for axis in self.axes:
+            total *= axis.window
+        return total
+
+    @property
+    def within(self) -> bool:
+        """Windows are alike, and none reaches over the edge."""
+        return all([axis.spans is None and axis.within for axis in self.axes])
+
+    @property
     def disjoint(self) -> bool:
         return all([axis.disjoint for axis in self.axes])
 
@@ -134,6 +170,38 @@ class Box:
             left = [axis.gather(left[i : i + axis.window]) for i in range(0, len(left), axis.window)]
         return left[0]
 
+    def offsets(self, space: int) -> list[Lag] | None:
+        """Where the entries of a window lie along `space` axes; None for many, or where it differs between windows."""
+        steps = {axis.dim: [j * axis.dilation for j in range(axis.window)] for axis in self.axes}
+        if any([axis.spans is not None or axis.dim < -space for axis in self.axes]):
+            return None
+        places: list[Lag] = [()]
+        for dim in range(-space, 0):
+            places = [(*place, d) for place in places for d in steps.get(dim, [0])]
+        return places if len(places) <= MOST_NEIGHBOURS else None
+
+    def covariances(self, near: Neighbours, space: int) -> dict[tuple[int, int], Tensor] | None:
+        """Cov(entry i, entry j) of every window by (i, j), i < j; None where `offsets` has none."""
+        places = self.offsets(space)
+        if places is None:
+            return None
+        found: dict[Lag, list[Tensor]] = {}
+        pairs: dict[tuple[int, int], Tensor] = {}
+        for j, there in enumerate(places):
+            for i, here in enumerate(places[:j]):
+                lag = tuple([b - a for a, b in zip(here, there, strict=True)])
+                if lag not in found:
+                    found[lag] = self.entries(near.at(lag), 0.0)
+                pairs[i, j] = found[lag][i]
+        return pairs
+
+    def pooled(self, near: Neighbours, weights: Sequence[Tensor | float], space: int) -> Neighbours | None:
+        """Of Σ_j weights_j · entry j; None where `offsets` has none, or windows overlap or reach over the edge."""
+        places = self.offsets(space)
+        if places is None or len(places) > MOST_ROUTED or not (self.disjoint and self.within):
+            return None
+        return Pooled(self, near, weights, places)
+
     def routing(self, weights: Sequence[Tensor]) -> LinearMap:
         """(Gx)_window = Σ_j weights_j · entry j. One path leads from an entry to a window, so squares are plain."""
 
@@ -150,3 +218,59 @@ class Box:
             lambda v: mix(v, [w.square() for w in weights]),
             disjoint=self.disjoint,
         )
+
+
+class Pooled(Neighbours):
+    """Of y_t = Σ_j w_j(t) x(entry j of t): Cov(y_t, y_{t+D}) = Σ_ij w_i(t) w_j(t + D) Cov(entry i of t, j of t + D)."""
+
+    def __init__(self, box: Box, x: Neighbours, weights: Sequence[Tensor | float], places: list[Lag]) -> None:
+        super().__init__()
+        self.box, self.x, self.weights, self.places = box, x, weights, places
+
+    def _covariance(self, lag: Lag) -> Tensor:
+        strides = {axis.dim: axis.stride for axis in self.box.axes}
+        step = [d * strides.get(i - len(lag), 1) for i, d in enumerate(lag)]
+        found: dict[Lag, list[Tensor]] = {}
+        total: Tensor | None = None
+        for j, there in enumerate(self.places):
+            w = self.weights[j]
+            theirs = shifted(w, lag) if isinstance(w, Tensor) else w
+            for i, here in enumerate(self.places):
+                apart = tuple([s + b - a for s, a, b in zip(step, here, there, strict=True)])
+                if apart not in found:
+                    found[apart] = self.box.entries(self.x.at(apart), 0.0)
+                part = found[apart][i] * self.weights[i] * theirs
+                total = part if total is None else total + part
+        assert total is not None
+        return inside(total, lag)
+
+    def _make_columns(self) -> Tensor | None:
+        u = self.x.columns()
+        if u is None:
+            return None
+        parts = [part * w for part, w in zip(self.box.entries(u, 0.0), self.weights, strict=True)]
+        return sum(parts[1:], parts[0])
+
+
+def pool_windows(
+    x: Tensor,
+    kernel: Sizes,
+    stride: Sizes = (),
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+) -> list[Windows]:
+    """The windows of max and average pooling of x, (batch, channels, *space)."""
+    axes = x.ndim - 2
+    k = per_axis(kernel, axes)
+    s = k if isinstance(stride, Sequence) and not stride else per_axis(stride, axes)
+    p, d = per_axis(padding, axes), per_axis(dilation, axes)
+    regular = Windows.regular
+    return [regular(i - axes, x.shape[2 + i], k[i], s[i], p[i], d[i], ceil_mode) for i in range(axes)]
+
+
+def adaptive_windows(x: Tensor, output_size: Sizes) -> list[Windows]:
+    """The windows of adaptive pooling of x, (batch, channels, *space)."""
+    axes = x.ndim - 2
+    counts = per_axis(output_size, axes)
+    return [Windows.adaptive(i - axes, x.shape[2 + i], counts[i]) for i in range(axes)]

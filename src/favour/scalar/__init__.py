@@ -8,6 +8,7 @@ activations of `torch.nn` (values as in eval mode) and the usual arithmetic. How
 - log, sqrt, reciprocal and others whose domain a Gaussian leaves: the delta method, declared `"linearised"`.
 """
 
+from favour.scalar.between import remainder_between
 from favour.scalar.function import Exactness, ScalarFunction, surrogate_slope
 from favour.scalar.piecewise import (
     abs,

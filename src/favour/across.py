@@ -1,0 +1,97 @@
+"""`predict.joint`: one belief over the outputs at several inputs.
+
+    (y(x₁), …, y(x_q)) ~ N(μ, Σ),     Σ = [Cov(y(x_a), y(x_b))]_ab,  (q·n) × (q·n) for n outputs
+
+under one draw of the network for all inputs: the weights of a posterior are the same wherever the network is asked, and
+so, by default, are the units that dropout leaves out. This is the belief over *functions* that Thompson sampling, batch
+active learning and q-batch acquisition need. The mathematics is in `favour.methods.across`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from favour.belief import Belief
+from favour.capture.node import Node
+from favour.covariance import Dense
+from favour.errors import InvalidType, InvalidValue
+from favour.methods.across import covariance_between, moments_between
+from favour.methods.engine import forward_for_adjoint, result_of
+from favour.tensors import check_inputs
+from favour.value import Value, Weight
+
+if TYPE_CHECKING:
+    from favour.predictor import Predictor
+
+MASKS = ("shared", "independent")
+
+
+def joint(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], group: int | None, masks: str) -> Any:
+    """See `Predictor.joint`."""
+    if masks not in MASKS:
+        raise InvalidValue(f"`masks` is {masks!r}; it must be one of {', '.join(map(repr, MASKS))}.")
+    leaves = predict._leaves(args, kwargs)
+    if not torch.compiler.is_compiling():
+        predict.refresh()
+        check_inputs(predict.graph, leaves)
+    batch = _rows(predict, leaves)
+    q = _group(group, batch)
+    posterior = predict.posterior()
+    plan, values, sources = predict._bound(leaves, posterior)
+    _in_weight_space(values, plan)
+    settings = replace(predict.settings, rank=0)
+    sweep, inputs = forward_for_adjoint(plan, values, settings, predict._context(), sources, predict._starts)
+    pairs = moments_between(sweep, inputs, q, masks == "shared")
+    results = []
+    for output in plan.outputs:
+        value = result_of(output, sweep)
+        if isinstance(value, Value):
+            covariance = covariance_between(sweep, value, inputs, pairs, q)
+        elif isinstance(value, Tensor) and value.is_floating_point() and value.ndim and value.shape[0] == batch:
+            n = q * value[0].numel()
+            covariance = value.new_zeros(batch // q, n, n)
+            value = Value(value)
+        else:
+            results.append(value)
+            continue
+        event = (q, *value.mean.shape[1:])
+        mean = value.mean.reshape(batch // q, *event)
+        results.append(Belief(mean, covariance=Dense(covariance.to(mean.dtype), event), validate=False))
+    return pytree.tree_unflatten(results, predict.graph.out_spec)
+
+
+def _rows(predict: Predictor, leaves: list[Any]) -> int:
+    """The number of inputs."""
+    batched = [leaf for n, leaf in predict._pairs(leaves) if n is not None and n.shape and isinstance(n.shape[0], str)]
+    if not batched:
+        raise InvalidType("the model has no input with a batch in front, so there is no belief across inputs.")
+    return (batched[0].mean if isinstance(batched[0], Belief) else batched[0]).shape[0]
+
+
+def _group(group: int | None, batch: int) -> int:
+    q = batch if group is None else group
+    if isinstance(q, bool) or not isinstance(q, (int, torch.SymInt)):
+        raise InvalidType(f"`group` is {q!r}; the number of inputs that belong together is a whole number.")
+    if not torch.compiler.is_compiling() and (q < 1 or batch % q):
+        raise InvalidValue(
+            f"{batch} inputs do not make groups of {q}; `group` must be a positive number that divides the batch "
+            "(None takes all inputs together), and there must be an input."
+        )
+    return q
+
+
+def _in_weight_space(values: Mapping[Node, Any], plan: Any) -> None:
+    """Hold draws in weight space, where they are the same for all inputs, unless inputs meet them entry by entry."""
+    lookups = {
+        s for step in plan.steps for s in step.node.inputs if step.node.target is torch.ops.aten.embedding.default
+    }
+    for node, weight in values.items():
+        if isinstance(weight, Weight):
+            entrywise = type(weight.gaussian).__name__ in ("Diagonal", "Rows")
+            weight.mixed = weight.mixed or weight.uses > 1 or not entrywise or node in lookups

@@ -1,0 +1,228 @@
+"""The function that is exported: from input tensors to named outputs.
+
+    classification   mean μ, variance diag Σ of the logits; probabilities E[softmax(z)]; jsd E[KL(p(z) ‖ p̄)]
+    regression       mean μ, variance σ² of an observation; stddev σ; lower, upper = μ ∓ Φ⁻¹(½ + level/2) σ
+    few outputs      covariance Σ
+
+Expectations are taken over fixed nodes (`favour.predictive`, `favour.head`), so the function has no random numbers in
+it: MC dropout needs a generator in the runtime, n passes, and answers differently when asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from favour import predictive, scores
+from favour.belief import Belief
+from favour.calibration import Calibrated
+from favour.capture.node import Node
+from favour.confidence import check_level
+from favour.errors import InvalidType, InvalidValue, UnknownName, UnsupportedOperation
+from favour.exported import Port
+from favour.predictor import Predictor
+
+REGRESSION = "regression"
+SMALL = 10  # most outputs whose covariance is exported by default
+
+MEANINGS = {
+    "mean": "mean of the output{}",
+    "variance": "variance of the output{}",
+    "covariance": "covariance between the outputs of one row",
+    "probabilities": "class probabilities, the expectation of the softmax (or sigmoid)",
+    "jsd": "Jensen-Shannon divergence in nats: how much the network's draws disagree; high is unfamiliar",
+    "stddev": "standard deviation, the root of the variance",
+    "lower": "lower end of the interval",
+    "upper": "upper end of the interval",
+}
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What to write. `link` is None for a regression."""
+
+    link: str | None
+    covariance: bool
+    level: float
+    noise: float
+    output: int
+    alone: bool  # whether the output is all that the model returns, which `Predictor.probabilities` needs
+
+
+class Answer(nn.Module):
+    """Input tensors, in the order of the flattened arguments, to a dict of output tensors."""
+
+    def __init__(self, predict: Predictor | Calibrated, choices: Choices) -> None:
+        super().__init__()
+        self.predict, self.choices = predict, choices
+
+    def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
+        choices = self.choices
+        args, kwargs = arguments(_base(self.predict), tensors)
+        belief = pytree.tree_leaves(self.predict(*args, **kwargs), is_leaf=_is_belief)[choices.output]
+        if choices.link is None:
+            belief = belief.with_noise(choices.noise)
+            low, high = predictive.interval(belief, choices.level)
+            named = {"mean": belief.mean, "variance": belief.variance, "stddev": belief.stddev}
+            named |= {"lower": low, "upper": high}
+        else:
+            named = {
+                "mean": belief.mean,
+                "variance": belief.variance,
+                "probabilities": self._classes(belief, args, kwargs),
+            }
+            if choices.link == "softmax":
+                named["jsd"] = scores.jsd(belief)
+            elif choices.link == "binary":  # the logits (0, z)
+                both = torch.tensor([[0.0], [1.0]], dtype=belief.dtype)
+                named["jsd"] = scores.jsd(belief.linear(both))
+        if choices.covariance:
+            named["covariance"] = belief.covariance_matrix
+        return named
+
+    def _classes(self, belief: Belief, args: tuple, kwargs: dict[str, Any]) -> Tensor:
+        if self.choices.alone and isinstance(self.predict, Predictor):
+            return self.predict.probabilities(*args, kind=self.choices.link, **kwargs)
+        return predictive.probabilities(belief, kind=self.choices.link)
+
+
+def _base(predict: Predictor | Calibrated) -> Predictor:
+    return predict.predict if isinstance(predict, Calibrated) else predict
+
+
+def _is_belief(t: Any) -> bool:
+    return isinstance(t, Belief)
+
+
+def arguments(predict: Predictor, tensors: Sequence[Tensor]) -> tuple[tuple, dict[str, Any]]:
+    """The arguments of a call whose tensors are these; flags are those of the example."""
+    rest = iter(tensors)
+    leaves = [
+        fixed if node is None else next(rest)
+        for node, fixed in zip(predict.graph.inputs, predict.graph.fixed, strict=True)
+    ]
+    return pytree.tree_unflatten(leaves, predict.graph.in_spec)
+
+
+def input_nodes(predict: Predictor) -> list[Node]:
+    return [node for node in predict.graph.inputs if node is not None]
+
+
+def input_ports(predict: Predictor) -> tuple[Port, ...]:
+    """Names, dtypes and shapes of the inputs."""
+    return tuple(
+        Port(node.name, dtype_name(node.dtype), tuple(s if isinstance(s, int) else None for s in node.shape or ()))
+        for node in input_nodes(predict)
+    )
+
+
+def dtype_name(dtype: torch.dtype | None) -> str:
+    """Numpy's name, which is torch's own but for bfloat16."""
+    name = str(dtype).removeprefix("torch.")
+    if name == "bfloat16":
+        raise InvalidType(
+            "the predictor takes bfloat16, which numpy and onnxruntime do not; export `predict.float()` instead."
+        )
+    return name
+
+
+def example(predict: Predictor, rows: int) -> list[Tensor]:
+    """Made-up inputs: normal numbers, and ones where whole numbers or truth values are asked for."""
+    made = []
+    generator = torch.Generator().manual_seed(0)
+    for node in input_nodes(predict):
+        batch = node.shape[0] if node.shape and isinstance(node.shape[0], str) else None
+        sizes = [
+            rows if s == batch else predict._sizes.get(s, 2) if isinstance(s, str) else s for s in node.shape or ()
+        ]
+        dtype = node.dtype or torch.float32
+        made.append(
+            torch.randn(sizes, generator=generator, dtype=torch.float64).to(dtype)
+            if dtype.is_floating_point
+            else torch.ones(sizes, dtype=dtype)
+        )
+    return made
+
+
+def private(predict: Predictor | Calibrated) -> Predictor | Calibrated:
+    """A copy on the CPU that is not linked to the model, without a memory budget (which would slice the batch)."""
+    if isinstance(predict, Calibrated):
+        if predict.source_scales is not None:
+            raise UnsupportedOperation(
+                "a predictor calibrated with `sources=True` attributes the variance in every call, which is not "
+                "exported; calibrate with sources=False."
+            )
+        base = private(predict.predict)
+        assert isinstance(base, Predictor)
+        scale, temperature, noise = (t.detach().cpu() for t in (predict.scale, predict.temperature, predict.noise))
+        return Calibrated(base, scale, temperature, noise, None, predict.before, predict.after)
+    if not isinstance(predict, Predictor):
+        raise InvalidType(
+            f"`export` takes a predictor of `favour.compile`, `favour.load` or `favour.calibrate`, got "
+            f"{type(predict).__name__}."
+        )
+    predict.refresh()
+    store = {name.replace("/", "."): t.detach().cpu() for name, t in predict.store.state_dict().items()}
+    floats = next((t for t in store.values() if t.is_floating_point()), torch.zeros(()))
+    posterior = predict.posterior().to(device=torch.device("cpu"), dtype=floats.dtype)
+    copy = Predictor(predict.graph, replace(predict.settings, memory=None), posterior, None)
+    for name, tensor in store.items():
+        copy.store.put(name, tensor)
+    copy._starts = {name: t.detach().cpu() for name, t in predict._starts.items()}
+    copy._sizes, copy._scores = dict(predict._sizes), predict._scores
+    return copy
+
+
+def choose(
+    predict: Predictor | Calibrated,
+    kind: str | None,
+    level: float,
+    noise: float,
+    covariance: bool | None,
+    output: str | int | None,
+) -> tuple[Choices, Belief]:
+    """The user's choices, checked against what the predictor answers to an example."""
+    base = _base(predict)
+    args, kwargs = arguments(base, example(base, 2))
+    answer = predict(*args, **kwargs)
+    index, belief = _output(answer, output)
+    event = tuple(belief.event_shape)
+    if kind is None:
+        kind = "softmax" if len(event) == 1 and event[0] > 1 else REGRESSION
+    if kind not in (*predictive.KINDS, REGRESSION):
+        raise InvalidValue(f"`kind` is {kind!r}; choose one of {', '.join((*predictive.KINDS, REGRESSION))}.")
+    link = None if kind == REGRESSION else predictive.check_event(event, kind)
+    check_level(level)
+    if not noise >= 0:
+        raise InvalidValue(f"`noise` is {noise}; a variance of at least 0 is required.")
+    if link is not None and noise:
+        raise InvalidValue(f"`noise` is {noise}, an observation noise; classes have none. Leave it out.")
+    small = len(event) == 1 and 1 < event[0] <= SMALL
+    alone = isinstance(answer, Belief)
+    return Choices(link, small if covariance is None else covariance, level, noise, index, alone), belief
+
+
+def _output(answer: Any, wanted: str | int | None) -> tuple[int, Belief]:
+    """The index among the flattened outputs and the belief of the one that is wanted."""
+    found = {}
+    for index, (path, leaf) in enumerate(pytree.tree_flatten_with_path(answer, is_leaf=_is_belief)[0]):
+        name = ".".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path)
+        if isinstance(leaf, Belief) and bool((leaf.variance > 0).any()):
+            found[name] = index, leaf
+    if not found:
+        raise UnsupportedOperation(
+            "no output of this predictor is uncertain: it has neither dropout nor a posterior. Export the model "
+            "itself with torch.onnx.export."
+        )
+    if wanted is None:
+        if len(found) > 1:
+            raise InvalidValue(f"the model has {len(found)} outputs ({', '.join(found)}); choose one with `output`.")
+        return next(iter(found.values()))
+    if str(wanted) not in found:
+        raise UnknownName(f"there is no uncertain output `{wanted}`; choose one of {', '.join(found) or '(single)'}.")
+    return found[str(wanted)]

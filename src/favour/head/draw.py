@@ -1,0 +1,168 @@
+"""Draws of the logits: the tail of the graph on fixed tables, then the belief's moments.
+
+A draws of everything up to the last dropout or random layer are made in one go, as an axis in front of the batch where
+all operations let it stay there (`Head.batched`), else with `torch.func.vmap`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from favour import predictive
+from favour.belief import Belief
+from favour.capture.node import Node, replace_nodes
+from favour.covariance import square_root
+from favour.errors import UnsupportedOperation
+from favour.head.find import Head, find_head
+from favour.head.masked import MaskedLinear
+from favour.head.match import matched
+from favour.head.tables import tables
+from favour.methods.engine import infer
+from favour.posterior import Posterior
+from favour.tensors import check_inputs
+from favour.value import Value, mean_of
+
+if TYPE_CHECKING:
+    from favour.predictor import Predictor
+
+_HELD = (2**24, 2**20)  # numbers in one layer of the draws at once: what keeps a GPU busy, what fits a CPU's cache
+
+
+def draws(predict: Predictor, *args: Any, **kwargs: Any) -> Tensor:
+    """Draws of the logits, (n, B, C), with the mean and covariance of the predictor's belief.
+
+    `favour.scores` takes them like samples: `jsd(draws(predict, x))` keeps what a Gaussian loses.
+
+    Raises:
+        UnsupportedOperation: The network has no head, as the module's docstring defines it.
+
+    Example:
+        >>> import favour
+        >>> model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
+        >>> draws(favour.compile(model, torch.randn(2, 4)), torch.randn(5, 4)).shape
+        torch.Size([192, 5, 3])
+    """
+    return _joined([z.permute(2, 0, 1) for z in _drawn(predict, args, kwargs)], 1)
+
+
+def probabilities(
+    predict: Predictor, args: tuple, kwargs: Mapping[str, Any], kind: str | None, estimator: str
+) -> Tensor:
+    """`Predictor.probabilities`: from the head where that is worthwhile, else from the belief alone."""
+    if estimator in ("auto", "head"):
+        head = find_head(predict)
+        if estimator == "head" or (head is not None and head.worthwhile):
+            plain = not any(isinstance(t, Belief) for t in pytree.tree_leaves((args, kwargs), is_leaf=_is_belief))
+            if plain:
+                parts = _drawn(predict, args, kwargs)
+                kind = predictive.check_event(tuple(parts[0].shape[1:2]), kind)
+                return _joined([predictive.mean_link(kind, z) for z in parts], 0)
+            if estimator == "head":
+                raise UnsupportedOperation("an input is itself a Belief; the head is sampled for plain inputs only.")
+        estimator = "nodes"
+    return predictive.probabilities(predict(*args, **kwargs), kind=kind, estimator=estimator)
+
+
+def _is_belief(t: Any) -> bool:
+    return isinstance(t, Belief)
+
+
+def _joined(parts: list[Tensor], axis: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
+
+
+def _drawn(predict: Predictor, args: tuple, kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Draws (B, C, n), by slices of the batch."""
+    head = find_head(predict)
+    if head is None:
+        raise UnsupportedOperation(
+            "this network has no last layers to sample apart from the rest: they need one output (B, C), and dropout "
+            "(element-wise or by channel) or a linear layer with mean-field weights that everything uncertain passes. "
+            "Use estimator='nodes'."
+        )
+    leaves = predict._leaves(args, kwargs)
+    if not torch.compiler.is_compiling():
+        predict.refresh()
+        check_inputs(predict.graph, leaves)
+    posterior = predict.posterior()
+    variances = _variances(head, posterior)
+    results = []
+    for part in predict._slices(leaves, posterior):
+        kept: dict[str, Any] = {n.name: None for n in [*head.reads, *([] if head.cut is None else [head.cut])]}
+        plan, bound, sources = predict._bound(part, posterior)
+        choice = predict._choices[frozenset(name for name, _ in sources)]
+        (belief,) = infer(plan, bound, predict.settings, choice, predict._context(), sources, predict._starts, kept)
+        leaf = {node.name: mean_of(value) for node, value in bound.items()}  # the plan has nodes of its own
+        env = {node: kept[node.name] for node in head.reads} | {node: leaf[node.name] for node in head.leaves}
+        at_cut = None if head.cut is None else kept[head.cut.name]
+        results.append(matched(_tail(head, env, variances, at_cut, belief), belief))
+    return results
+
+
+def _variances(head: Head, posterior: Posterior) -> dict[Node, Tensor]:
+    """Of the weights and biases that are random."""
+    variances: dict[Node, Tensor] = {}
+    layers = [*head.normals, *([head.last] if head.last is not None and head.random_last else [])]
+    for node in (source for layer in layers for source in layer.inputs if source.kind in ("parameter", "buffer")):
+        gaussian = posterior.gaussian(str(node.target))
+        if gaussian is not None:
+            variances[node] = gaussian.variance()
+    return variances
+
+
+def _tail(
+    head: Head, env: dict[Node, Any], variances: Mapping[Node, Tensor], at_cut: Value | None, belief: Belief
+) -> Tensor:
+    """Draws d_k of the logits, (B, C, n), up to the bias of the last layer."""
+    like, outer = belief.mean, head.outer
+    rank = 0 if at_cut is None or at_cut.factor is None else at_cut.factor.shape[0]
+    fixed = tables(head, env, like, rank)
+
+    def once(masks: dict[str, Tensor], normals: dict[str, Tensor], latent: Tensor) -> Tensor:
+        local = dict(env)
+        if head.cut is not None and at_cut is not None:
+            local[head.cut] = _at_cut(at_cut, normals[head.cut.name], latent)
+        for node in head.tail:
+            if node.name in masks:
+                local[node] = local[node.args[0]] * masks[node.name]
+            elif node in head.folded or node.name in normals:
+                layer = MaskedLinear.of(node, local, head.folded.get(node), masks, variances)
+                local[node] = layer.one(normals.get(node.name))
+            else:
+                args, kwargs = replace_nodes((node.args, node.kwargs), local.__getitem__)
+                local[node] = node.target(*args, **kwargs)
+        if head.last is None:
+            return local[head.graph.outputs[0]].unsqueeze(-1)
+        layer = MaskedLinear.of(head.last, local, head.folded.get(head.last), masks, variances)
+        return layer.many(normals.get(head.last.name))
+
+    run = once if head.batched else torch.func.vmap(once)
+    chunk = outer
+    if not torch.compiler.is_compiling():
+        held = max(head.width, head.inner * like.shape[1]) * max(1, like.shape[0])
+        chunk = max(1, _HELD[like.device.type == "cpu"] // held)
+    parts = []
+    for i in range(0, outer, chunk):
+        some = slice(i, i + chunk)
+        masks, normals, latent = fixed.masks, fixed.normals, fixed.latent
+        if chunk < outer:
+            masks, normals = ({k: t[some] for k, t in of.items()} for of in (masks, normals))
+            latent = latent[some]
+        z = run(masks, normals, latent)  # (A, B, C, M)
+        parts.append(z.permute(1, 2, 0, 3).flatten(2))
+    return _joined(parts, 2)
+
+
+def _at_cut(value: Value, normals: Tensor, latent: Tensor) -> Tensor:
+    """Draws of the belief at the cut, (A, B, *event): μ + √λ∘ε + Uy."""
+    x = value.mean
+    if value.diag is not None:
+        x = x + square_root(value.diag) * normals
+    if value.factor is not None:
+        x = x + torch.tensordot(latent, value.factor, 1)
+    return x
