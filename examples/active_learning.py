@@ -3,10 +3,10 @@
 python examples/active_learning.py        (needs favour[sklearn])
 
 A pool of unlabelled digits, twenty labels at a time. The twenty digits the network is least sure of are often alike.
-Their *joint* belief says which are: chosen greedily, each digit is the one whose outputs are still most uncertain given
+Their *joint* belief says which are: chosen greedily, each digit is the one whose class is still most uncertain given
 those of the digits chosen before,
 
-    Var[y_c | y_chosen] = Σ_cc − Σ_cs (Σ_ss + σ²I)⁻¹ Σ_sc,      Σ = predict.joint(candidates).
+    Var[y_c | y_chosen] = Σ_cc − Σ_cs (Σ_ss + σ²I)⁻¹ Σ_sc,      Σ from predict.joint(candidates).
 
 Accuracy on held-out digits, mean of several repetitions.
 """
@@ -42,17 +42,18 @@ def least_sure(model, left, generator):
     return left[favour.scores.jsd(belief).argsort(descending=True)[:size]]
 
 
-def together(model, left, generator, among=150, noise=0.5):
-    """Greedy on the joint belief of the least sure candidates."""
-    belief = model.predictor(inputs(model, left))
-    few = left[favour.scores.jsd(belief).argsort(descending=True)[:among]]
+def together(model, left, generator, among=200, noise=0.1):
+    """Greedy on the joint belief of some candidates, over their class probabilities."""
+    few = left[torch.randperm(len(left), generator=generator)[:among]]
     with torch.no_grad():
-        joint = model.predictor.joint(inputs(model, few))
-    C = joint.mean.shape[-1]
-    cov = joint.covariance_matrix[0].reshape(among, C, among, C)
+        joint = model.predictor.joint(inputs(model, few))  # all candidates meet the same network
+    p = joint.mean[0].softmax(-1)  # (among, C)
+    C = p.shape[1]
+    J = torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)  # softmax to first order
+    cov = torch.einsum("aik,akbl,bjl->aibj", J, joint.covariance_matrix[0].reshape(among, C, among, C), J)
     chosen = []
     for _ in range(size):
-        gain = cov.diagonal(dim1=0, dim2=2).diagonal(dim1=0, dim2=1).sum(-1)  # Σ_k Var[y_ck], by candidate
+        gain = cov.diagonal(dim1=0, dim2=2).diagonal(dim1=0, dim2=1).sum(-1)  # Σ_k Var[p_ck], by candidate
         gain[chosen] = -1
         best = int(gain.argmax())
         chosen.append(best)

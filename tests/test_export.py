@@ -95,8 +95,16 @@ def reference(predict, x, classes):
     return named | {"stddev": belief.stddev, "lower": low, "upper": high}
 
 
-@pytest.mark.parametrize("form", ["onnx", "pt2"])
-@pytest.mark.parametrize("name", [*NETWORKS, *(pytest.param(n, marks=pytest.mark.slow) for n in LARGE)])
+SLOW = [
+    (name, form)
+    for name in ALL
+    for form in ("onnx", "pt2")
+    if name in LARGE or (name == "mean-field" and form == "pt2")
+]
+QUICK = [("mlp", "onnx"), ("mlp", "pt2"), ("lenet", "onnx"), ("lenet", "pt2"), ("mean-field", "onnx")]
+
+
+@pytest.mark.parametrize(("name", "form"), [*QUICK, *(pytest.param(*p, marks=pytest.mark.slow) for p in SLOW)])
 def test_results_equal_the_predictor(files, name, form):
     """One file, batches of 1, 3 and 64."""
     predict, shape = predictor(name)
@@ -154,7 +162,8 @@ def test_description(files, form):
     assert (regression.kind, regression.link, regression.classes, regression.level) == ("regression", None, None, 0.95)
 
 
-@pytest.mark.parametrize("form", ["pt2", pytest.param("onnx", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["pt2", "onnx"])
 def test_transformer_with_two_inputs(tmp_path, form):
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}

@@ -269,7 +269,7 @@ def lose_a_machine(folder: Path) -> None:
         done = favour.scale.rate(
             folder / "x.parquet", model, folder / "many.parquet", workers=4, progress=progress, **settings
         )
-        print(json.dumps([machines, seen[0], done.rows, done.bad]))
+        (folder / "seen.json").write_text(json.dumps([machines, seen[0], done.rows, done.bad]))
     finally:
         ray.shutdown()
         cluster.shutdown()
@@ -289,9 +289,12 @@ def test_lost_machine_loses_and_repeats_nothing(tmp_path):
     write(tmp_path, 20_000)
     code = f"import pathlib, test_scale; test_scale.lose_a_machine(pathlib.Path({str(tmp_path)!r}))"
     process = started("-c", code, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    output, errors = process.communicate(timeout=300)
+    try:
+        _, errors = process.communicate(timeout=300)
+    finally:
+        process.kill()
     assert process.returncode == 0, errors[-3000:]
-    machines, when, rated, bad = json.loads(output.strip().splitlines()[-1])
+    machines, when, rated, bad = json.loads((tmp_path / "seen.json").read_text())
     assert machines == 2 and when < 19_999 and (rated, bad) == (19_999, 1)
 
 
@@ -313,7 +316,10 @@ def test_killed_command_goes_on(tmp_path):
     assert process.returncode == -signal.SIGKILL and not out.exists()
     before = len(list(Path(f"{out}.parts").glob("part-*")))
     again = started(*command, *settings, "--engine", "ray", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    output, errors = again.communicate(timeout=300)
+    try:
+        output, errors = again.communicate(timeout=300)
+    finally:
+        again.kill()
     assert again.returncode == 0, errors[-3000:]
     assert "rated 19,999 rows" in output and f"{400 * before:,} were done before" in output
     rate(data, tmp_path / "model.favour", tmp_path / "one.parquet", id="key", part_rows=400, batch_size=64)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,8 @@ def methods(names: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def say(text: str) -> None:
-    """A line on the error stream."""
-    print(text, file=sys.stderr, flush=True)
+    """A line on the error stream, with the time of day."""
+    print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
 
 def run(
@@ -178,8 +179,7 @@ def measure(network: Network, asked: Options, result: dict[str, Any], tell: Call
         belief = predictors[name](x)
         judged[name] = reference.judge(belief.mean, belief.covariance_matrix)
     for size in asked.batches:
-        tell(f"{network.title}, batch {size}: timing")
-        _batch(trained, trained.batch(size, asked.device), predictors, judged, asked, result)
+        _batch(trained, trained.batch(size, asked.device), predictors, judged, asked, result, tell)
 
 
 def _unsuitable(method: str, outputs: int) -> str | None:
@@ -215,12 +215,12 @@ def _batch(
     judged: Mapping[str, Judgement],
     asked: Options,
     result: dict[str, Any],
+    tell: Callable[[str], Any],
 ) -> None:
     """Time everything at one batch size."""
     network, model = trained.network, trained.model
     batch, device = len(x), asked.device
-    few = x[: min(batch, 32)]
-    seconds = min(once(lambda: model(few), device) for _ in range(3)) * batch / len(few)
+    seconds = _forward_seconds(model, x, asked)
     if seconds > asked.limit:
         why = f"a forward pass takes about {seconds:.1f} s, over the limit of {asked.limit:g} s"
         result["skipped"] += [
@@ -229,6 +229,7 @@ def _batch(
         return
     _fresh_compiler()
     compiles = "compiled" in asked.modes
+    tell(f"{network.title}, batch {batch}: choosing how to sample")
     drawn = [
         samplers.naive(model, x),
         samplers.batched(model, x),
@@ -248,12 +249,14 @@ def _batch(
             call: nn.Module = predict
             if mode == "compiled":
                 call = torch.compile(predict, fullgraph=True, **asked.compiler)  # type: ignore[assignment]
+            tell(f"{network.title}, batch {batch}: {name}, {mode}")
             failure = _failure(call, x)
             if failure:
                 result["skipped"].append(_place(network, name, batch, mode, asked) | {"why": failure})
                 continue
             rows.append((name, mode))
             candidates[f"{name} | {mode}"] = _call(call, x)
+    tell(f"{network.title}, batch {batch}: timing")
     times = time_all(candidates, device, asked.budget, (3, 40))
     costs = {s.name: _cost(s, times) for s in drawn}
     forward, compiled = times["forward"], times.get("forward, compiled")
@@ -268,27 +271,39 @@ def _batch(
         }
     )
     for name, mode in rows:
-        time = times[f"{name} | {mode}"]
+        taken = times[f"{name} | {mode}"]
         counted = predictors[name] if device == "cpu" or mode == "eager" else candidates[f"{name} | {mode}"]
         used = peak_memory(_call(counted, x) if isinstance(counted, nn.Module) else counted, device)
         result["rows"].append(
             _place(network, name, batch, mode, asked)
-            | {"time": time.as_dict()}
-            | ratios(time, forward, compiled)
+            | {"time": taken.as_dict()}
+            | ratios(taken, forward, compiled)
             | {"memory": used, "memory over forward": used / max(memory, 1)}
             | dataclasses.asdict(judged[name])
-            | merit(time.median, judged[name].worth, costs)
+            | merit(taken.median, judged[name].worth, costs)
         )
 
 
-def ratios(time: Time, forward: Time, compiled: Time | None) -> dict[str, Any]:
+def _forward_seconds(model: nn.Module, x: Tensor, asked: Options) -> float:
+    """About how long a forward pass takes, from a few inputs; tried again where a busy machine may be to blame."""
+    few = x[:32]
+    least = float("inf")
+    for attempt in range(4):
+        least = min(least, *(once(lambda: model(few), asked.device) for _ in range(3)))
+        if least * len(x) / len(few) <= asked.limit:
+            break
+        time.sleep(attempt * min(asked.limit, 1.0))
+    return least * len(x) / len(few)
+
+
+def ratios(taken: Time, forward: Time, compiled: Time | None) -> dict[str, Any]:
     """The cost in forward passes, and its spread: relative spreads of both times added."""
-    relative = time.spread / time.median + forward.spread / forward.median
-    forwards = time.median / forward.median
+    relative = taken.spread / taken.median + forward.spread / forward.median
+    forwards = taken.median / forward.median
     return {
         "forwards": forwards,
         "forwards spread": forwards * relative,
-        "compiled forwards": time.median / compiled.median if compiled else None,
+        "compiled forwards": taken.median / compiled.median if compiled else None,
     }
 
 

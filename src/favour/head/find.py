@@ -56,7 +56,7 @@ class Head:
         outer, inner: A and M.
         width: Most numbers per input and draw held at once.
         cost: In forward passes, counted. Small batches in eager code take longer: some forty calls into torch, about
-            0.2 ms on a CPU, half of them to match the moments. Compiled code is near the count at every batch.
+            0.3 ms on a CPU, half of them to match the moments. Compiled code is near the count at every batch.
         seed: Of the tables, the predictor's own.
         tables: The last ones made, see `favour.head.tables`.
     """
