@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from favour.report.readme import section
+
 ROOT = Path(__file__).resolve().parent.parent
 SHOWN = [
     "adjoint",
@@ -110,6 +112,58 @@ def memory() -> str:
     return "\n".join([*lines, "", _where(data)])
 
 
+def bench() -> str:
+    """Compiled passes at the largest batch, on the CPU and, where it was measured, on a GPU."""
+    lines = [
+        "| network | device | error | samples of the same error | forward passes | "
+        "faster than a naive sampler | than the trunk-cached, compiled one |",
+        "|---" * 7 + "|",
+    ]
+    feet = []
+    for name in ("bench", "bench_gpu"):
+        path = ROOT / "results" / f"{name}.json"
+        if not path.exists():
+            continue
+        data = json.loads(path.read_text())
+        largest = max(row["batch"] for row in data["rows"])
+        for row in data["rows"]:
+            if (row["method"], row["mode"], row["batch"]) != ("auto", "compiled", largest):
+                continue
+            ours = f"{row['error']:.3f} | {'≥ ' * row['capped']}{row['worth']:,.0f} | {row['forwards']:.1f}"
+            gains = " | ".join(f"{row['speed-up'][k]:,.0f}×" for k in ("naive", "cached"))
+            title = data["networks"][row["network"]]["title"]
+            lines.append(f"| {title} | {data['environment']['gpu'] or 'CPU'} | {ours} | {gains} |")
+        feet.append(_where(data))
+    return "\n".join([*lines, "", *feet])
+
+
+def gpu_cost() -> str:
+    data = json.loads((ROOT / "results" / "gpu_cost.json").read_text())
+    lines = [
+        f"{data['network']}, against the float32 forward pass of {data['environment']['gpu']}:",
+        "",
+        "| pass | ms | forward passes | distance from float32 | products at the peak | share of it reached |",
+        "|---" * 6 + "|",
+    ]
+    for name, row in data["rows"].items():
+        peak = row.get("roofline milliseconds")
+        roof = "| |" if peak is None else f"{peak:.1f} ms | {row['products, share of the peak']:.0%} |"
+        distance = row["covariance distance from float32 adjoint"]
+        lines.append(f"| {name} | {row['milliseconds']:.1f} | {row['forwards']:.2f} | {distance:.4f} | {roof}")
+    small = data["LeNet, noise in the two top layers, by batch"]
+    parts = [
+        f"{r['in eager forwards']:.2f} eager or {r['in compiled forwards']:.2f} compiled forwards at batch {b}"
+        for b, r in small.items()
+    ]
+    return "\n".join([*lines, "", f"LeNet with noise in its two top layers, CUDA graphs: {'; '.join(parts)}.", ""]) + (
+        "\n" + _where(data)
+    )
+
+
+def paper() -> str:
+    return section(ROOT / "results" / "paper", ROOT / "results" / "paper" / "figures", "results/paper/figures")
+
+
 def _where(data: dict) -> str:
     e = data["environment"]
     version = f"torch {e['torch']}, favour {e['favour']} ({e['commit']})"
@@ -125,10 +179,13 @@ def main() -> None:
         "decisions": decisions,
         "architectures": architectures,
         "memory": memory,
+        "bench": bench,
+        "gpu_cost": gpu_cost,
+        "paper": paper,
     }
     for name, table in tables.items():
-        if not (ROOT / "results" / f"{name}.json").exists():
-            print(f"no results/{name}.json: its table stays as it is")
+        if not any((ROOT / "results" / p).exists() for p in (f"{name}.json", name)):
+            print(f"no results/{name}: its table stays as it is")
             continue
         begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
         head, rest = text.split(begin)

@@ -2,8 +2,9 @@
 
 A server process, and clients in this one that each keep a connection and ask for one row after another. In the last
 setting and in the soak a hostile client, in a third process, sends malformed JSON, wrong shapes, NaN and bodies of
-100 MB, each of which must be refused with a 4xx; no request of the others may fail. Memory is the server's resident set, sampled every second after a warm-up; `drift`
-is the slope of a line through it, over the whole setting.
+100 MB, each of which must be refused with a 4xx; no request of the others may fail. Memory is the server's resident
+set, sampled every second after a warm-up; `drift_per_minute` is the slope of a line through it. The server's
+processor time per request does not depend on what else the machine does.
 
     python benchmarks/serving.py [--seconds 60] [--clients 1 8 64] [--soak 600]
 """
@@ -122,6 +123,12 @@ async def watch(pid: int, end: float, memory: list[tuple[float, int]]) -> None:
         memory.append((time.perf_counter() - start, int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * page))
 
 
+def cpu(pid: int) -> float:
+    """Seconds of processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 async def setting(port: int, pid: int, clients: int, seconds: float, attacked: bool) -> dict[str, Any]:
     requests = bodies(256)
     await asyncio.gather(*(client(port, time.perf_counter() + WARM_UP, requests, 17 * i, []) for i in range(clients)))
@@ -134,7 +141,9 @@ async def setting(port: int, pid: int, clients: int, seconds: float, attacked: b
     attacker = multiprocessing.get_context("fork").Process(target=hostile, args=(port, seconds, theirs))
     if attacked:
         attacker.start()
+    before = cpu(pid)
     await asyncio.gather(*tasks, watch(pid, end, memory))
+    used = cpu(pid) - before
     if attacked:
         refused = ours.recv()
         attacker.join()
@@ -150,6 +159,7 @@ async def setting(port: int, pid: int, clients: int, seconds: float, attacked: b
         "per_second": round(len(times) / seconds, 1),
         "p50_ms": round(1e3 * float(np.quantile(times, 0.5)), 3),
         "p99_ms": round(1e3 * float(np.quantile(times, 0.99)), 3),
+        "server_cpu_ms": round(1e3 * used / max(1, len(seen)), 3),
         "longest_ms": round(1e3 * float(times.max()), 3),
         "refused": {name: dict(zip(*np.unique(s, return_counts=True), strict=True)) for name, s in refused.items()},
         "memory_mb": {

@@ -128,7 +128,7 @@ def test_column_leaves_a_positive_semidefinite_rest(kind, certain):
     rest = dense - u.unsqueeze(-1) * u.unsqueeze(-2)
     assert torch.linalg.eigvalsh(rest).min() > -1e-10
     share = u.square().sum() / dense.diagonal(dim1=-2, dim2=-1).sum()
-    assert share > (0.3 if certain else 0.1)
+    assert share > (0.15 if certain else 0.05)
 
 
 def test_column_of_nothing_is_nothing():
@@ -226,10 +226,10 @@ def gaussian_field(channels: int, rows: int, columns: int, seed: int = 0) -> tup
 def test_maximum_of_correlated_entries_against_sampling(args):
     """Mean and variance of the maxima; G as the covariance with the entries, Cov(y, x) = G Σ (Stein's lemma).
 
-    The chain of Clark's formulas is approximate: 1% of a standard deviation for 2 × 2 and 3% for 3 × 3, besides 5
-    standard errors. Independent entries would be off by 10% and more, which is asserted too.
+    The chain of Clark's formulas is approximate: 2% of a standard deviation and 3% of the variance for 2 × 2, 4% and 6%
+    for 3 × 3, besides 5 standard errors. Independent entries would be off by more than 10%, which is asserted too.
     """
-    n, bound = 200_000, 0.01 if args[0] == [2, 2] else 0.03
+    n, bound = 200_000, 0.02 if args[0] == [2, 2] else 0.04
     mean, dense = gaussian_field(4, 5, 6)
     variance = dense.diagonal(dim1=-2, dim2=-1).unflatten(-1, (5, 6))
     x = Value(mean, variance, near=Table(dense, (5, 6)))
@@ -243,7 +243,7 @@ def test_maximum_of_correlated_entries_against_sampling(args):
     error = (y.mean[0] - largest_ones.mean(0)).abs() / spread
     assert error.max() <= bound + 5 / n**0.5
     ratio = y.variance[0] / spread.square()
-    assert (ratio - 1).abs().max() <= 3 * bound + 5 * 2 / n**0.5
+    assert (ratio - 1).abs().max() <= 1.5 * bound + 5 * 2 / n**0.5
     apart = value_of(RULES[aten.max_pool2d.default].function(Context(), Value(mean, variance), *args))
     assert ((apart.mean[0] - largest_ones.mean(0)).abs() / spread).max() > 0.1
     ((_, G),) = surrogate.maps

@@ -96,7 +96,7 @@ class Rating:
     def __str__(self) -> str:
         text = f"rated {self.rows:,} rows into {self.out}"
         if self.bad:
-            text += f", {self.bad:,} bad rows into {self.bad_out}"
+            text += f", {self.bad:,} bad {'row' if self.bad == 1 else 'rows'} into {self.bad_out}"
         if self.resumed:
             text += f"; {self.resumed:,} were done before"
         return f"{text}; {self.seconds:.1f} s, {self.rows_per_second:,.0f} rows/s, batch {self.batch}"
