@@ -204,6 +204,11 @@ def rating() -> str:
         f"Joining parts: $j$ = {others['rows_joined_per_second']:,.0f} rows/s. Scanning CSV of 8 columns: "
         f"{others['csv_rows_counted_per_second']:,.0f} rows/s."
     )
+    if data["load before"] > 0.5:
+        below += (
+            f" Other work was on the machine (load {data['load before']:.1f} on {data['cores']} cores): all but the "
+            "rows per CPU second are rough."
+        )
     return _table([*header, "$t_0$", "batch", "bytes / row"], rows, data) + "\n\n" + below
 
 

@@ -5,22 +5,36 @@ the largest of four of them is not the largest of four independent ones, and the
 each. A value (batch, channels, *space) of a sweep that carries variances may therefore come with `Neighbours`, which
 tell on request
 
-    at(d)      Cov(x_c(p), x_c(p + d)) for a lag d ≠ 0 along the last axes,
-    columns()  u with Cov(x_c) ⪰ u_c u_cᵀ + a diagonal, channel by channel: each channel has a latent of its own.
+    at(d)       Cov(x_c(p), x_c(p + d)) for a lag d ≠ 0 along the last axes,
+    columns()   u with Cov(x_c) ⪰ u_c u_cᵀ + a diagonal, channel by channel: each channel has a latent of its own,
+    response()  ∂Var[x | z]/∂z, what an earlier value z does to the *spread* of x.
 
-Nothing is computed before it is asked for. Covariances across channels are not told: whoever asks (pooling, the draws
-of a mean-field kernel behind) never sees two channels together.
+Nothing is computed before it is asked for. Covariances across channels are not told: who asks (pooling, the draws of a
+mean-field kernel) never sees two channels together. A lag (d_1, …, d_k) and its negative tell the same,
+C_−d(p) = C_d(p − d).
 
-A lag (d_1, …, d_k) and its negative tell the same, C_−d(p) = C_d(p − d); lags are asked with their first entry that
-is not 0 positive.
+**The response.** The draws of a kernel add noise to y = K ∗ z whose variance, σ² ∗ z², depends on z: there is a third
+moment κ(y, y, z) = Cov(Var[y | z], z) although the noise is uncorrelated with z. A function of y then follows z also
+through the spread of its argument, to first order
+
+    E[f(y) | z] ≈ E f + E[f′]·K̄ ∗ (z − E z) + ½E[f″]·∂Var[y | z]/∂z·(z − E z),         ∂E[f]/∂Var = ½E[f″],
+
+in all channels and positions alike. (For a ReLU behind a wide kernel posterior, ½E[f″] = φ(μ/σ)/2σ, that is as much as
+the second term.)
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
 from torch import Tensor
+
+from favour.surrogate import LinearMap, compose, scaling
+
+if TYPE_CHECKING:
+    from favour.value import Value
 
 Lag = tuple[int, ...]
 
@@ -58,6 +72,10 @@ class Neighbours(ABC):
             self._columns.append(self._make_columns())
         return self._columns[0]
 
+    def response(self) -> tuple[Value, LinearMap] | None:
+        """An earlier value z and δz ↦ δVar[x | z], or None where there is nothing to tell."""
+        return None
+
     @abstractmethod
     def _covariance(self, lag: Lag) -> Tensor: ...
 
@@ -66,11 +84,14 @@ class Neighbours(ABC):
 
 
 class Scaled(Neighbours):
-    """Of s∘x, s broadcasting to x: Cov = s(p) s(p + d) Cov(x(p), x(p + d))."""
+    """Of s∘x + independent noise, s broadcasting to x: Cov = s(p) s(p + d) Cov(x(p), x(p + d)).
 
-    def __init__(self, x: Neighbours, factor: Tensor, space: int) -> None:
+    `linear` says that there is no noise.
+    """
+
+    def __init__(self, x: Neighbours, factor: Tensor, space: int, linear: bool = False) -> None:
         super().__init__()
-        self.x, self.factor = x, factor
+        self.x, self.factor, self.linear = x, factor, linear
         self.flat = all([n == 1 for n in factor.shape[max(factor.ndim - space, 0) :]])  # the same at every position
 
     def _covariance(self, lag: Lag) -> Tensor:
@@ -80,3 +101,10 @@ class Scaled(Neighbours):
     def _make_columns(self) -> Tensor | None:
         u = self.x.columns()
         return None if u is None else u * self.factor
+
+    def response(self) -> tuple[Value, LinearMap] | None:
+        told = self.x.response() if self.linear else None
+        if told is None:
+            return None
+        z, spread = told
+        return z, compose(scaling(self.factor.square()), spread)

@@ -29,12 +29,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from favour.neighbours import Neighbours
+if TYPE_CHECKING:
+    from favour.neighbours import Neighbours
 
 Between = Callable[["Tensor | None", int], "Noise"]
 

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from favour.neighbours import Neighbours
 from favour.posterior import Gaussian
+
+if TYPE_CHECKING:
+    from favour.neighbours import Neighbours
 
 
 @dataclass(eq=False)

@@ -19,6 +19,20 @@ E[g(a, b)] grows by κ/6·∂³/∂(E a)³ of its Gaussian value. With w = Cov(a
 and likewise for b with −α. The variance of the largest of n independent N(0, 1) is then off by 0.1% (n = 4), 0.5% (9)
 and 4% (49); without the skewness by 4%, 11% and 23%, and pair by pair in a tree by 5%, 15% and 46%.
 
+**Correlated entries** x_k share with the largest so far, M = max(a, b), what Stein's lemma says: c = Cov(x_k, a − b),
+
+    Cov(M, x_k) = P(a > b) Cov(a, x_k) + P(b > a) Cov(b, x_k)
+    A_k = κ(M, M, x_k) = 2c·E[(M − E M)·1(a > b)] + P(a > b)² κ(a, a, x_k)
+    B_k = κ(M, x_k, x_k) = c² φ/s + P(a > b) κ(a, x_k, x_k)
+
+(exact but for the inherited parts). When x_k's turn comes, b = x_k, only the skewness of a − b moves E max: κ becomes
+κ − 3A + 3B above, and, since (∂/∂E a + ∂/∂E b) E[(max − m)^j] = j E[(max − m)^(j−1)],
+
+    ΔVar max grows by (A − 2B)φ/s,   Δκ(max) by 3(A − 2B)(Φ(α) − φ(k + wα)) + 3BΦ(α).
+
+Smooth fields of 3 × 3 (correlation .9 between neighbours, standard deviations from .5 to 1.5) are then off by 1% of a
+standard deviation in the mean and 2% in the variance; without A and B by 3% and 7%, without any skewness by 3% and 8%.
+
 **With dropout**, y = max(0, max_i D_i x_i), D_i ∈ {0, 1/q} with P(D_i = 0) = p, the law is a mixture and far from
 Gaussian: the best is there or not, and then the second best steps in. Entries are put in ascending order of E[x_i]/q.
 Y_j, the largest of 0 and the first j, is Y_{j−1} with probability p and else A_j = max(x_j/q, Y_{j−1}), so that
@@ -52,7 +66,11 @@ from favour.moments.tails import FAR, PDF0, tails
 # −∞ without its arithmetic: the mean of an entry that a window at the edge does not have.
 ABSENT = -1e30
 
+# Entries up to which factor columns are turned into covariances pair by pair.
+FEW = 9
+
 Covariances = Mapping[tuple[int, int], Tensor]
+Mixed = tuple[Tensor, Tensor]
 
 
 @dataclass
@@ -70,15 +88,27 @@ class Law:
         return Law(self.mean * c, self.variance * (c * c), None if self.factor is None else self.factor * c, third)
 
 
-def larger(a: Law, b: Law, skewed: bool = True, covariance: Tensor | None = None) -> tuple[Law, Tensor, Tensor]:
-    """The larger of two, and E[∂max/∂a], E[∂max/∂b]; `skewed` asks for its third moment.
+def larger(a: Law, b: Law, skewed: bool = True) -> tuple[Law, Tensor, Tensor]:
+    """The larger of two, and E[∂max/∂a], E[∂max/∂b]; `skewed` asks for its third moment."""
+    met = _meet(a, b, skewed)
+    return met.law, met.first, met.second
 
-    Cov(a, b) is `covariance` and that of the factor columns.
-    """
-    shared = covariance
-    if a.factor is not None and b.factor is not None:
-        product = (a.factor * b.factor).sum(0)
-        shared = product if shared is None else shared + product
+
+@dataclass
+class _Meeting:
+    """The larger of a and b; E[∂max/∂a], E[∂max/∂b]; φ/s = E[∂²max/∂a²] and E[(max − E max)·1(a > b)]."""
+
+    law: Law
+    first: Tensor
+    second: Tensor
+    curvature: Tensor
+    above: Tensor
+
+
+def _meet(a: Law, b: Law, skewed: bool, shared: Tensor | None = None, mixed: Mixed | None = None) -> _Meeting:
+    """`shared` is Cov(a, b), `mixed` are κ(a, a, b) and κ(a, b, b); 0 if not given, but for what the columns share."""
+    if shared is None and a.factor is not None and b.factor is not None:
+        shared = (a.factor * b.factor).sum(0)
     own_a = a.variance if shared is None else a.variance - shared  # Cov(a, a − b)
     own_b = b.variance if shared is None else b.variance - shared
     gap, square = a.mean - b.mean, own_a + own_b
@@ -99,18 +129,29 @@ def larger(a: Law, b: Law, skewed: bool = True, covariance: Tensor | None = None
         third = 3 * u * u * density - 6 * u * h * (1 - Q) + 2 * h - t * e - 3 * h * e + 2 * h**3
         result.third = s * square * third
     alpha = torch.where(up, t, -t)
+    above = own_a / s * density - s * (h + torch.relu(-alpha)) * first
     if a.third is not None:
-        turn = _bend(result, a, own_a / square, alpha, first, s, h, density)
+        turn = _bend(result, a, own_a / square, alpha, first, s, h, density, mixed)
         first, second = (first + turn).clamp(0, 1), (second - turn).clamp(0, 1)
     if b.third is not None:
         turn = _bend(result, b, own_b / square, -alpha, second, s, h, density)
         first, second = (first - turn).clamp(0, 1), (second + turn).clamp(0, 1)
     columns = [p * x.factor for p, x in ((first, a), (second, b)) if x.factor is not None]
     result.factor = None if not columns else columns[0] if len(columns) == 1 else columns[0] + columns[1]
-    return result, first, second
+    return _Meeting(result, first, second, density / s, above)
 
 
-def _bend(y: Law, x: Law, w: Tensor, alpha: Tensor, won: Tensor, s: Tensor, h: Tensor, density: Tensor) -> Tensor:
+def _bend(
+    y: Law,
+    x: Law,
+    w: Tensor,
+    alpha: Tensor,
+    won: Tensor,
+    s: Tensor,
+    h: Tensor,
+    density: Tensor,
+    mixed: Mixed | None = None,
+) -> Tensor:
     """Add to the law of a maximum what the skewness of one of the two changes (module docstring).
 
     Returns:
@@ -119,18 +160,31 @@ def _bend(y: Law, x: Law, w: Tensor, alpha: Tensor, won: Tensor, s: Tensor, h: T
     assert x.third is not None
     k = h + torch.relu(-alpha)
     v = x.variance
-    most = v * (v + torch.finfo(v.dtype).tiny).sqrt()  # beyond a skewness of 1 the expansion no longer holds
-    third = torch.minimum(torch.maximum(x.third, -most), most)
+    third = _limited(x.third, v)  # beyond a skewness of 1 the expansion no longer holds
+    extra: Tensor | None = None
+    if mixed is not None:  # κ(x − other)
+        outer, inner = mixed
+        third = _limited(third - 3 * outer + 3 * inner, s * s)
+        extra = outer - 2 * inner
     steep = third * density / s
     shift = steep * alpha / (-6 * s)
     if y.third is not None:
         bent = k * k + v / (s * s) + 2 * w + 2 * k * w * alpha - w * w * (1 - alpha * alpha)
         bent = density * (4 * k + 2 * alpha * w * (1 - w) - 2 * k * w + alpha * bent)
         y.third = y.third + third * (won - 0.5 * bent) - 3 * y.variance * shift
+        if mixed is not None and extra is not None:
+            y.third = y.third + 3 * extra * (won - density * (k + w * alpha)) + 3 * mixed[1] * won
     y.mean = y.mean + shift
     wider = steep * (2 + alpha * k - w * (1 - alpha * alpha)) / 3
+    wider = wider if extra is None else wider + extra * density / s
     y.variance = torch.maximum(y.variance + wider, 0.5 * y.variance)
     return steep * (alpha * alpha - 1) / (6 * s * s)
+
+
+def _limited(third: Tensor, variance: Tensor) -> Tensor:
+    """A third moment of a skewness of at most 1."""
+    most = variance * (variance + torch.finfo(variance.dtype).tiny).sqrt()
+    return torch.minimum(torch.maximum(third, -most), most)
 
 
 def largest(entries: Sequence[Law], covariances: Covariances | None = None) -> tuple[Law, list[Tensor]]:
@@ -138,17 +192,32 @@ def largest(entries: Sequence[Law], covariances: Covariances | None = None) -> t
 
     Args:
         entries: Their laws.
-        covariances: Cov(x_i, x_j) beyond that of the factor columns, by (i, j) with i < j.
+        covariances: Cov(x_i, x_j) by (i, j) with i < j; otherwise that of the factor columns.
     """
+    n = len(entries)
     best = entries[0]
     weights = [torch.ones_like(best.mean)]
-    n = len(entries)
-    shared = [] if covariances is None else [covariances[0, k] for k in range(1, n)]  # Cov(max so far, x_k)
+    shared: dict[int, Tensor] = {}  # Cov(largest so far, x_k) of the entries to come
+    mixed: dict[int, Mixed] = {}  # and their third moments
+    factors = [entry.factor for entry in entries]
+    if covariances is None and n <= FEW and all([f is not None for f in factors]):
+        covariances = {(i, j): (factors[i] * factors[j]).sum(0) for j in range(n) for i in range(j)}  # type: ignore[operator]
+    if covariances is not None:
+        shared = {k: covariances[0, k] for k in range(1, n)}
     for j in range(1, n):
-        best, kept, new = larger(best, entries[j], j + 1 < n, None if covariances is None else shared[0])
-        weights = [w * kept for w in weights] + [new]
-        if covariances is not None:  # Stein's lemma: P(a > b) Cov(a, x_k) + P(b > a) Cov(b, x_k)
-            shared = [kept * c + new * covariances[j, k] for k, c in enumerate(shared[1:], j + 1)]
+        met = _meet(best, entries[j], j + 1 < n, shared.get(j), mixed.get(j))
+        best = met.law
+        weights = [w * met.first for w in weights] + [met.second]
+        if covariances is None:
+            continue
+        for k in range(j + 1, n):
+            gap = shared[k] - covariances[j, k]  # Cov(x_k, a − b)
+            outer, inner = 2 * met.above * gap, met.curvature * gap * gap
+            if k in mixed:
+                outer = outer + met.first.square() * mixed[k][0]
+                inner = inner + met.first * mixed[k][1]
+            mixed[k] = outer, inner
+            shared[k] = met.first * shared[k] + met.second * covariances[j, k]
     return best, weights
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from favour.neighbours import Lag, Neighbours, inside, shifted
 from favour.posterior import Gaussian
 from favour.rules.weight_space import Layout, row_variances
-from favour.surrogate import LatentNoise
+from favour.surrogate import LatentNoise, LinearMap
 from favour.value import Value
 
 if TYPE_CHECKING:
@@ -95,6 +95,23 @@ class Convolved(Neighbours):
             pair = [row_variances(gaussian, a.flatten(4), layout).unsqueeze(0) for a in (here + there, here - there)]
             parts.append(layout.result(pair[0] - pair[1]).squeeze(0) / 4)
         return parts
+
+    def response(self) -> tuple[Value, LinearMap] | None:
+        """Var[y | x] = σ² ∗ x² + …, so ∂Var = 2σ² ∗ (μ · δx)."""
+        variance, geometry = self.draws.variance, self.geometry
+        if not isinstance(self.x, Value) or variance is None:
+            return None
+        mean = 2 * self.x.mean
+
+        def apply(d: Tensor) -> Tensor:
+            y = geometry.apply((d * mean).flatten(0, 1), variance)
+            return y.reshape(*d.shape[:2], *y.shape[1:])
+
+        def transpose(g: Tensor) -> Tensor:
+            back = geometry.adjoint(g.flatten(0, 1), variance, mean.shape[2:])
+            return back.reshape(*g.shape[:2], *back.shape[1:]) * mean
+
+        return self.x, LinearMap(apply, transpose, lambda v: geometry.apply(v * mean.square(), variance.square()))
 
     def _make_columns(self) -> Tensor | None:
         latent = self.draws.latent

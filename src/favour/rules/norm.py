@@ -70,7 +70,7 @@ def batch_norm(
     scale = (running_var + eps).rsqrt()
     scale = scale if weight is None else scale * weight
     scale = scale.reshape(1, -1, *[1] * (x.mean.ndim - 2))
-    near = None if x.near is None else Scaled(x.near, scale, x.mean.ndim - 2)
+    near = None if x.near is None else Scaled(x.near, scale, x.mean.ndim - 2, linear=True)
     return Surrogate(mean, [(x, scaling(scale))], near=near)
 
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from favour.neighbours import Lag, Neighbours, inside, shifted
-from favour.surrogate import LinearMap
+from favour.surrogate import LinearMap, compose
+
+if TYPE_CHECKING:
+    from favour.value import Value
 
 aten = torch.ops.aten
 Sizes = int | Sequence[int]
@@ -195,7 +198,7 @@ class Box:
                 pairs[i, j] = found[lag][i]
         return pairs
 
-    def pooled(self, near: Neighbours, weights: Sequence[Tensor | float], space: int) -> Neighbours | None:
+    def pooled(self, near: Neighbours, weights: Sequence[Tensor], space: int) -> Neighbours | None:
         """Of Σ_j weights_j · entry j; None where `offsets` has none, or windows overlap or reach over the edge."""
         places = self.offsets(space)
         if places is None or len(places) > MOST_ROUTED or not (self.disjoint and self.within):
@@ -223,7 +226,7 @@ class Box:
 class Pooled(Neighbours):
     """Of y_t = Σ_j w_j(t) x(entry j of t): Cov(y_t, y_{t+D}) = Σ_ij w_i(t) w_j(t + D) Cov(entry i of t, j of t + D)."""
 
-    def __init__(self, box: Box, x: Neighbours, weights: Sequence[Tensor | float], places: list[Lag]) -> None:
+    def __init__(self, box: Box, x: Neighbours, weights: Sequence[Tensor], places: list[Lag]) -> None:
         super().__init__()
         self.box, self.x, self.weights, self.places = box, x, weights, places
 
@@ -234,7 +237,7 @@ class Pooled(Neighbours):
         total: Tensor | None = None
         for j, there in enumerate(self.places):
             w = self.weights[j]
-            theirs = shifted(w, lag) if isinstance(w, Tensor) else w
+            theirs = shifted(w, lag)
             for i, here in enumerate(self.places):
                 apart = tuple([s + b - a for s, a, b in zip(step, here, there, strict=True)])
                 if apart not in found:
@@ -243,6 +246,14 @@ class Pooled(Neighbours):
                 total = part if total is None else total + part
         assert total is not None
         return inside(total, lag)
+
+    def response(self) -> tuple[Value, LinearMap] | None:
+        """The spread of a window follows that of its entries, as if they were one."""
+        told = self.x.response()
+        if told is None:
+            return None
+        z, spread = told
+        return z, compose(self.box.routing(self.weights), spread)
 
     def _make_columns(self) -> Tensor | None:
         u = self.x.columns()
