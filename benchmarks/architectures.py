@@ -21,7 +21,8 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ BOUNDS = {
     "transformer, post-norm": (0.20, 0.30),
     "transformer, pre-norm": (0.20, 0.30),
     "Bayesian convolutions": (0.15, 0.15),
+    "Bayesian convolutions, twice the spread": (0.15, 0.15),
     "DLRM-like": (0.15, 0.15),
 }
 RANKS, ITERATIONS = (1, 2, 4, 8, 16, 32), (1, 2, 3, 4)
@@ -130,22 +132,32 @@ class RowEncoder(nn.Module):
         return self.head(self.encoder(h).mean(1))
 
 
-def bayes(spread: float = 0.15) -> nn.Module:
-    """A mean-field Gaussian over every kernel and matrix."""
-
-    def conv(n: int, m: int) -> nn.Module:
-        return favour.nn.BayesConv2d(n, m, 5, padding=2, initial_std=spread)
-
+def convolutional(conv: Callable[..., nn.Module], linear: Callable[..., nn.Module]) -> nn.Module:
     return nn.Sequential(
-        conv(1, 8),
+        conv(1, 8, 5, padding=2),
         nn.ReLU(),
         nn.AvgPool2d(2),
-        conv(8, 16),
+        conv(8, 16, 5, padding=2),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        favour.nn.BayesLinear(16 * 49, 10, initial_std=spread / 2),
+        linear(16 * 49, 10),
     )
+
+
+def bayes(spread: float = 0.15) -> nn.Module:
+    """A mean-field Gaussian over every kernel and matrix."""
+    conv = partial(favour.nn.BayesConv2d, initial_std=spread)
+    return convolutional(conv, partial(favour.nn.BayesLinear, initial_std=spread / 2))
+
+
+def widened(model: nn.Module, x: Tensor, times: float) -> tuple[nn.Module, dict[str, Tensor]]:
+    """`bayes` as a plain network, and its posterior with `times` the standard deviations."""
+    posterior = favour.compile(model, x[:2], method="diag").posterior()
+    plain = convolutional(nn.Conv2d, nn.Linear).eval().requires_grad_(False)
+    means = model.state_dict()
+    plain.load_state_dict({name: means[name] for name in plain.state_dict()})
+    return plain, {name: times**2 * posterior.gaussian(name).variance() for name in posterior.names}
 
 
 class Recommender(nn.Module):
@@ -198,6 +210,8 @@ class Task:
     test: tuple[Tensor, ...]
     steps: int = 600
     rate: float = 2e-3
+    trained_as: str | None = None  # another network's checkpoint
+    times: float = 1.0  # its posterior's standard deviations
 
 
 def train(model: nn.Module, task: Task, tick: Callable[[], None]) -> None:
@@ -220,7 +234,7 @@ def train(model: nn.Module, task: Task, tick: Callable[[], None]) -> None:
 def prepared(name: str, task: Task, fresh: bool, progress: Progress) -> nn.Module:
     torch.manual_seed(0)
     model = task.make()
-    label = name.replace(",", "").replace(" ", "-")
+    label = (task.trained_as or name).replace(",", "").replace(" ", "-")
     path = CHECKPOINTS / f"architectures-{label}.safetensors"
     if path.exists() and not fresh:
         model.load_state_dict(load_file(path))
@@ -258,6 +272,8 @@ def tasks(data: str) -> dict[str, Task]:
     }
     result = {name: Task(make, (x,), y, (test,)) for name, make in made.items()}
     result["Bayesian convolutions"].steps = 1500
+    twice = replace(result["Bayesian convolutions"], trained_as="Bayesian convolutions", times=2.0)
+    result["Bayesian convolutions, twice the spread"] = twice
     inputs, targets = clicks(50_000, 0)
     result["DLRM-like"] = Task(Recommender, inputs, targets, clicks(INPUTS, 1)[0], steps=1500)
     return result
@@ -509,6 +525,8 @@ def main() -> None:
             model = prepared(name, task, options.fresh, progress)
             with torch.no_grad():
                 posterior = rare_rows(model, task.inputs[1]) if isinstance(model, Recommender) else None
+                if task.times != 1:
+                    model, posterior = widened(model, task.test[0], task.times)
 
                 def tick(n: int) -> None:
                     progress.advance(bar, n)

@@ -395,3 +395,52 @@ def test_neighbours_export_and_differentiate():
     x.requires_grad_()
     predict(x).variance.sum().backward()
     assert x.grad is not None and x.grad.isfinite().all()
+
+
+def test_response_of_a_convolution():
+    """Var[y | z] of a mean-field kernel by finite differences in z, and its transpose and square."""
+    value, _ = chain()
+    w, variance = randn(2, 2, 2, 3), torch.rand(2, 2, 2, 3, dtype=F64)
+    y = value_of(
+        RULES[aten.conv2d.default].function(Context(), value, Weight("w", w, Diagonal(variance)), None, [2, 1])
+    )
+    assert y.near is not None
+    z, spread = y.near.response()
+    assert z is value
+    d, g = randn(1, *z.mean.shape), randn(1, *y.mean.shape)
+
+    def conditional(t: Tensor) -> Tensor:
+        return F.conv2d(t.square(), variance, stride=[2, 1])
+
+    step = 1e-5
+    close(
+        spread.apply(d)[0],
+        (conditional(z.mean + step * d[0]) - conditional(z.mean - step * d[0])) / (2 * step),
+        "",
+        1e-8,
+    )
+    close((spread.apply(d) * g).sum(), (spread.transpose(g) * d).sum(), "adjoint")
+    one = z.mean[:1]
+    A = reference.dense_matrix(lambda t: F.conv2d(2 * t * one, variance, stride=[2, 1]), one)
+    close(spread.square(z.variance)[0].flatten(), A.square() @ z.variance[0].flatten(), "square")
+    assert value.near is not None and value.near.response() is None  # a known input has none
+
+
+def test_activation_follows_the_spread_of_a_kernel():
+    """relu(w_i z) = z relu(w_i) for z > 0 and independent w_i ~ N(0, σ²): Cov(y_1, y_2) = Var z·σ²/2π, though G is 0.
+
+    ½E[f″]·∂Var/∂z = φ(0)σμ/√(μ² + v) for z ~ N(μ, v).
+    """
+    model = nn.Sequential(nn.Conv1d(1, 1, 1), nn.Conv1d(1, 2, 1, bias=False), nn.ReLU(), nn.Flatten())
+    model = model.double().eval().requires_grad_(False)
+    for name, value in {"0.weight": 1.0, "0.bias": 1.0, "1.weight": 0.0}.items():
+        model.get_parameter(name).fill_(value)
+    mu, v, sigma2 = 2.0, 0.05, 0.5
+    posterior = {"0.weight": torch.full((1, 1, 1), v, dtype=F64), "1.weight": torch.full((2, 1, 1), sigma2, dtype=F64)}
+    x = torch.ones(2, 1, 1, dtype=F64)
+    belief = favour.compile(model, x, method="adjoint", posterior=posterior)(x)
+    exact = v * sigma2 / (2 * torch.pi)
+    close(belief.covariance_matrix[:, 0, 1], [exact * mu**2 / (mu**2 + v)] * 2, "covariance", 1e-3 * exact)
+    second = sigma2 * (mu**2 + v)  # E y² is half of E(wz)²
+    close(belief.mean, torch.full((2, 2), (second / (2 * torch.pi)) ** 0.5, dtype=F64), "mean")
+    close(belief.variance, torch.full((2, 2), second * (0.5 - 0.5 / torch.pi), dtype=F64), "variance")

@@ -59,8 +59,14 @@ class Options:
 
     @property
     def compiler(self) -> dict[str, Any]:
-        """Arguments of `torch.compile`, the same for all that is compiled."""
-        return {"dynamic": False} | ({"mode": "reduce-overhead"} if self.graphs else {})
+        """Arguments of `torch.compile`, the same for all that is compiled.
+
+        Guards are kept for tensors only: modules do not change while they are timed, and looking through all of their
+        attributes takes longer than a small network.
+        """
+        keep = getattr(torch.compiler, "keep_tensor_guards_unsafe", None)
+        options = {} if keep is None else {"guard_filter_fn": keep}
+        return {"dynamic": False, "options": options | ({"triton.cudagraphs": True} if self.graphs else {})}
 
 
 def methods(names: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -15,8 +15,9 @@ y is linear in the kernel too: K ∗ a = J(a) k, J(a) = ∂(K ∗ a)/∂k. With 
 matrix-free (`weight_space`). J(a) is held as the patches of a, (batch, groups, channels, kernel positions, output
 positions), which a convolution with one-hot kernels makes for any dimension, stride, padding and dilation, transposed
 or not. λ's part is exact for independent entries: two outputs see an independent entry of x through different entries
-of the kernel. Correlated entries make it correlated, which is left out (its variances are exact); it is second order,
-and gone where columns hold all of x's covariance. A kernel (m, …) is a matrix of m rows for row-wise and Kronecker
+of the kernel. Correlated entries make it correlated: a column of x's covariance within channels, where x tells one
+(`favour.neighbours`), joins the a of a mean-field kernel; the rest is left out (its variances are exact). What the
+result tells in turn is in `kernel_neighbours`. A kernel (m, …) is a matrix of m rows for row-wise and Kronecker
 posteriors and for one Gaussian over [K | b], the bias a weight on a constant patch of ones.
 
 Rank-q kernels (`weight_rank`): K as a matrix of its first axis is AB, q kernels B and a change of channels A. Grouped

@@ -97,9 +97,13 @@ class Convolved(Neighbours):
         return parts
 
     def response(self) -> tuple[Value, LinearMap] | None:
-        """Var[y | x] = σ² ∗ x² + …, so ∂Var = 2σ² ∗ (μ · δx)."""
+        """Var[y | x] = σ² ∗ x² + …, so ∂Var = 2σ² ∗ (μ · δx).
+
+        For x without a third moment, which is asked of convolutions behind convolutions only: an entry that dropout
+        leaves or takes has x² = x·μ/q, and against samples nothing was gained there.
+        """
         variance, geometry = self.draws.variance, self.geometry
-        if not isinstance(self.x, Value) or variance is None:
+        if not isinstance(self.x, Value) or self.x.near is None or variance is None:
             return None
         mean = 2 * self.x.mean
 

@@ -6,7 +6,8 @@ partial results (`favour.moments.maxima`):
     m = E[y],   G_i = E[∂y/∂x_i], the probability that x_i is the largest,   N = Var y − G Σ Gᵀ ≥ 0,
 
 the choice of `"price"`: covariances with everything else are exact by Stein's lemma, and the marginal is matched.
-Within a window the factor columns, and channel dropout right before, count as correlation.
+Within a window the factor columns, and channel dropout right before, count as correlation; where only variances are
+carried, the covariances that a convolution tells of its neighbouring outputs (`favour.neighbours`), for up to 3 × 3.
 
 **Behind dropout** the largest of a window is there or not, and then the second largest steps in: nothing Gaussian. The
 two operations, and a ReLU around them, are one (`favour.capture.commuting` finds them), y = max_i D_i x_i or

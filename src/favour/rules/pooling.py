@@ -2,6 +2,9 @@
 (G∘G)v = (Gv)/d_t, with
 
     1/d_t = (average of ones)_t / (number of entries)_t.
+
+Where only variances are carried, entries of a window count as independent, unless their covariances are told
+(`favour.neighbours`): Var y_t = Σ_ij Cov(x_i, x_j)/d_t², for windows of up to 3 × 3 entries inside the picture.
 """
 
 from __future__ import annotations
