@@ -160,25 +160,35 @@ def test_neighbours_behind_norm_and_activation():
 
 
 @pytest.mark.parametrize(
-    "op, args, lags",
+    "op, args",
     [
-        (aten.avg_pool2d.default, ([2, 2],), True),
-        (aten.avg_pool2d.default, ([2, 2], [2, 2], 0, False, True, 3), True),
-        (aten.avg_pool2d.default, ([2, 3], [1, 1]), False),
-        (aten.adaptive_avg_pool2d.default, ([2, 3],), True),
+        (aten.avg_pool2d.default, ([2, 2],)),
+        (aten.avg_pool2d.default, ([2, 2], [2, 2], 0, False, True, 3)),
+        (aten.avg_pool2d.default, ([2, 3], [1, 1])),
+        (aten.adaptive_avg_pool2d.default, ([2, 3],)),
     ],
 )
-def test_average_of_correlated_entries(op, args, lags):
-    """Var and lags of A x for the dense matrix A of the average and the dense covariance of x."""
-    value, dense = chain()
-    value, dense = cropped(value, dense)
+def test_average_of_correlated_entries(op, args):
+    """Var A x for the dense matrix A of the average and the dense covariance of x."""
+    value, dense = cropped(*chain())
     pooled = value_of(RULES[op].function(Context(), value, *args))
-    one = value.mean[:1, :1]
-    A = reference.dense_matrix(lambda t: op(t, *args), one)
-    expected = A @ dense @ A.T
-    close(pooled.variance.flatten(2), expected.diagonal(dim1=-2, dim2=-1), "variance")
-    if lags:
-        check_lags(pooled.near, expected, tuple(pooled.mean.shape[2:]))
+    A = reference.dense_matrix(lambda t: op(t, *args), value.mean[:1, :1])
+    close(pooled.variance.flatten(2), (A @ dense @ A.T).diagonal(dim1=-2, dim2=-1), "variance")
+
+
+@pytest.mark.parametrize("op", [aten.avg_pool2d.default, aten.max_pool2d.default])
+def test_pooling_hands_on_columns(op):
+    """The columns of the result are G u, and all it tells of its lags; they leave a positive variance."""
+    value, _ = chain()
+    surrogate = RULES[op].function(Context(), value, [2, 2])
+    pooled = value_of(surrogate)
+    assert value.near is not None and pooled.near is not None
+    ((_, G),) = surrogate.maps
+    u = pooled.near.columns()
+    close(u, G.apply(value.near.columns()), "columns")
+    flat = u[0].flatten(2)
+    assert (flat.square() <= pooled.variance.flatten(2) + 1e-12).all()
+    check_lags(pooled.near, flat.unsqueeze(-1) * flat.unsqueeze(-2), tuple(pooled.mean.shape[2:]))
 
 
 class Table(Neighbours):

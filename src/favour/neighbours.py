@@ -28,6 +28,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -108,3 +109,33 @@ class Scaled(Neighbours):
             return None
         z, spread = told
         return z, compose(scaling(self.factor.square()), spread)
+
+
+class Mapped(Neighbours):
+    """Of Gx + independent noise for a map that keeps channels apart: what the columns tell.
+
+    Args:
+        x: The argument's.
+        G: The map.
+        like: The result's mean.
+    """
+
+    def __init__(self, x: Neighbours, G: LinearMap, like: Tensor) -> None:
+        super().__init__()
+        self.x, self.G, self.like = x, G, like
+
+    def _covariance(self, lag: Lag) -> Tensor:
+        u = self.columns()
+        return torch.zeros_like(self.like) if u is None else (u * shifted(u, lag)).sum(0)
+
+    def _make_columns(self) -> Tensor | None:
+        u = self.x.columns()
+        return None if u is None else self.G.apply(u)
+
+    def response(self) -> tuple[Value, LinearMap] | None:
+        """The spread of what is mapped, as if its entries were one."""
+        told = self.x.response() if self.G.disjoint else None
+        if told is None:
+            return None
+        z, spread = told
+        return z, compose(self.G, spread)

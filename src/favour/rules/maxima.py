@@ -37,7 +37,7 @@ from torch import Tensor
 
 from favour.errors import UnsupportedOperation
 from favour.moments.maxima import ABSENT, Covariances, Dropped, Law, largest, largest_dropped, without_floor
-from favour.neighbours import Neighbours
+from favour.neighbours import Mapped, Neighbours
 from favour.rules.channel_dropout import WITHIN_CHANNELS
 from favour.rules.registry import rule
 from favour.rules.windows import Box, Sizes, Windows, adaptive_windows, pool_windows
@@ -106,7 +106,7 @@ def maximum(ctx: Context, x: Value, windows: Sequence[Windows]) -> Surrogate:
     result = Surrogate(mean, [(x, entries.routing(weights))], [noise])
     if entries.pairs is not None and x.near is not None:
         result.variance = best.variance.to(entries.dtype)
-        result.near = entries.box.pooled(x.near, [w.to(entries.dtype) for w in weights], x.mean.ndim - 2)
+        result.near = Mapped(x.near, result.maps[0][1], mean)
     return result
 
 

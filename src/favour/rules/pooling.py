@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from favour.neighbours import Neighbours
+from favour.neighbours import Mapped, Neighbours
 from favour.rules.registry import rule
 from favour.rules.windows import Box, Sizes, Windows, adaptive_windows, per_axis, pool_windows, spans
 from favour.surrogate import LinearMap, Surrogate
@@ -55,7 +55,7 @@ def _correlated(y: Surrogate, x: Value, near: Neighbours, box: Box) -> None:
         total = torch.stack(list(pairs.values())).sum(0)
         share = G.square(torch.ones_like(x.mean[:1, :1])) / box.count  # 1/d²
         y.variance = G.square(x.variance) + 2 * share * total
-        y.near = box.pooled(near, [share.sqrt()] * box.count, space)
+        y.near = Mapped(near, G, y.mean)
 
 
 def _average_windows(

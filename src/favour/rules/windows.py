@@ -8,25 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from favour.neighbours import Lag, Neighbours, inside, shifted
-from favour.surrogate import LinearMap, compose
-
-if TYPE_CHECKING:
-    from favour.value import Value
+from favour.neighbours import Lag, Neighbours
+from favour.surrogate import LinearMap
 
 aten = torch.ops.aten
 Sizes = int | Sequence[int]
 
 # Entries of a window up to which their covariances are asked for, one by one: 3 × 3 has 12 different lags.
 MOST_NEIGHBOURS = 9
-# The same for covariances between two windows, all pairs of their entries.
-MOST_ROUTED = 4
 
 
 def per_axis(value: Sizes, axes: int) -> tuple[int, ...]:
@@ -198,13 +193,6 @@ class Box:
                 pairs[i, j] = found[lag][i]
         return pairs
 
-    def pooled(self, near: Neighbours, weights: Sequence[Tensor], space: int) -> Neighbours | None:
-        """Of Σ_j weights_j · entry j; None where `offsets` has none, or windows overlap or reach over the edge."""
-        places = self.offsets(space)
-        if places is None or len(places) > MOST_ROUTED or not (self.disjoint and self.within):
-            return None
-        return Pooled(self, near, weights, places)
-
     def routing(self, weights: Sequence[Tensor]) -> LinearMap:
         """(Gx)_window = Σ_j weights_j · entry j. One path leads from an entry to a window, so squares are plain."""
 
@@ -221,46 +209,6 @@ class Box:
             lambda v: mix(v, [w.square() for w in weights]),
             disjoint=self.disjoint,
         )
-
-
-class Pooled(Neighbours):
-    """Of y_t = Σ_j w_j(t) x(entry j of t): Cov(y_t, y_{t+D}) = Σ_ij w_i(t) w_j(t + D) Cov(entry i of t, j of t + D)."""
-
-    def __init__(self, box: Box, x: Neighbours, weights: Sequence[Tensor], places: list[Lag]) -> None:
-        super().__init__()
-        self.box, self.x, self.weights, self.places = box, x, weights, places
-
-    def _covariance(self, lag: Lag) -> Tensor:
-        strides = {axis.dim: axis.stride for axis in self.box.axes}
-        step = [d * strides.get(i - len(lag), 1) for i, d in enumerate(lag)]
-        found: dict[Lag, list[Tensor]] = {}
-        total: Tensor | None = None
-        for j, there in enumerate(self.places):
-            w = self.weights[j]
-            theirs = shifted(w, lag)
-            for i, here in enumerate(self.places):
-                apart = tuple([s + b - a for s, a, b in zip(step, here, there, strict=True)])
-                if apart not in found:
-                    found[apart] = self.box.entries(self.x.at(apart), 0.0)
-                part = found[apart][i] * self.weights[i] * theirs
-                total = part if total is None else total + part
-        assert total is not None
-        return inside(total, lag)
-
-    def response(self) -> tuple[Value, LinearMap] | None:
-        """The spread of a window follows that of its entries, as if they were one."""
-        told = self.x.response()
-        if told is None:
-            return None
-        z, spread = told
-        return z, compose(self.box.routing(self.weights), spread)
-
-    def _make_columns(self) -> Tensor | None:
-        u = self.x.columns()
-        if u is None:
-            return None
-        parts = [part * w for part, w in zip(self.box.entries(u, 0.0), self.weights, strict=True)]
-        return sum(parts[1:], parts[0])
 
 
 def pool_windows(

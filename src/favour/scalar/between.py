@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from favour.moments.piecewise import piecewise_linear, relu
 from favour.moments.record import Number, widen
 from favour.scalar.function import ScalarFunction
 from favour.surrogate import partners
@@ -61,6 +62,26 @@ def _slope(f: ScalarFunction, like: Tensor, at: Number) -> Tensor:
     return f.derivative(torch.zeros_like(like) + at)
 
 
+def _straight(f: ScalarFunction) -> bool:
+    """Made of straight lines, as its moments tell."""
+    return getattr(f.moments, "func", f.moments) in (relu, piecewise_linear)
+
+
+def _smooth(f: ScalarFunction, mean: Tensor, sigma: Tensor, ramps: list[tuple[Number, Tensor]]) -> list[Tensor]:
+    """α₂ … α_K of f less its ramps."""
+    if _straight(f):
+        return [torch.zeros_like(mean) for _ in range(2, ORDER + 1)]
+    z, weights = (torch.tensor(t, dtype=mean.dtype, device=mean.device) for t in hermite_nodes())
+    x = mean.unsqueeze(-1) + sigma.unsqueeze(-1) * z
+    smooth, level, slope = f.value(x.movedim(-1, 0)).movedim(0, -1), f.value(mean), f.derivative(mean)
+    for t, jump in ramps:
+        smooth = smooth - jump.unsqueeze(-1) * (x - t).clamp(min=0)
+        level, slope = level - jump * (mean - t).clamp(min=0), slope - jump * (mean > t)
+    # A line has no part in these orders, and less its tangent f loses no digits where σ is small.
+    value = smooth - level.unsqueeze(-1) - (slope * sigma).unsqueeze(-1) * z
+    return list((value @ weights).unbind(-1))
+
+
 def hermite(f: ScalarFunction, mean: Tensor, variance: Tensor) -> list[Tensor]:
     """α₂ … α_K of f at x ~ N(mean, variance).
 
@@ -71,15 +92,7 @@ def hermite(f: ScalarFunction, mean: Tensor, variance: Tensor) -> list[Tensor]:
     sigma = torch.sqrt(variance.clamp_min(torch.finfo(mean.dtype).eps ** 2))
     near = torch.finfo(mean.dtype).eps ** 0.5
     ramps = [(t, _slope(f, mean, t + near) - _slope(f, mean, t - near)) for t in f.kinks]
-    z, weights = (torch.tensor(t, dtype=mean.dtype, device=mean.device) for t in hermite_nodes())
-    x = mean.unsqueeze(-1) + sigma.unsqueeze(-1) * z
-    smooth, level, slope = f.value(x.movedim(-1, 0)).movedim(0, -1), f.value(mean), f.derivative(mean)
-    for t, jump in ramps:
-        smooth = smooth - jump.unsqueeze(-1) * (x - t).clamp(min=0)
-        level, slope = level - jump * (mean - t).clamp(min=0), slope - jump * (mean > t)
-    # A line has no part in these orders, and less its tangent f loses no digits where σ is small.
-    value = smooth - level.unsqueeze(-1) - (slope * sigma).unsqueeze(-1) * z
-    alphas = list((value @ weights).unbind(-1))
+    alphas = _smooth(f, mean, sigma, ramps)
     for t, jump in ramps:
         h = (t - mean) / sigma
         before, polynomial = torch.zeros_like(h), torch.ones_like(h)  # He₋₁, He₀
