@@ -13,6 +13,7 @@ import pytest
 from favour.errors import FavourError, InvalidValue
 from favour.exported import Exported
 from favour.serving import Limits, create_app
+from favour.serving.app import bind
 from favour.serving.batching import Batcher, Overloaded, Stopped
 
 httpx = pytest.importorskip("httpx")
@@ -197,6 +198,16 @@ def test_health_model_metrics_and_page():
 def test_limits_are_checked(wrong):
     with pytest.raises(InvalidValue):
         Limits(**wrong)
+
+
+def test_port_that_is_taken_is_told():
+    with bind("127.0.0.1", 0) as first:
+        assert first.proto == socket.IPPROTO_TCP  # see `bind`
+        first.listen()
+        with pytest.raises(InvalidValue, match="Try another"):
+            bind("127.0.0.1", first.getsockname()[1])
+    with pytest.raises(InvalidValue, match="cannot listen"):
+        bind("203.0.113.1", 0)  # not an address of this machine
 
 
 # ------------------------------------------------------------------ micro-batching
