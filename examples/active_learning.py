@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 import favour
 from favour.sklearn import FavourClassifier
 
-rounds, size, start, repetitions = 5, 20, 20, 3
+rounds, size, start, repetitions = 4, 20, 20, 2
 data = load_digits()
 order = torch.randperm(len(data.data), generator=torch.Generator().manual_seed(0)).numpy()
 X, y = data.data[order] / 16, data.target[order]

@@ -154,12 +154,13 @@ class Batcher:
         )
 
     async def _answer(self, batch: list[_Waiting]) -> None:
-        arrays = [
-            np.concatenate(group) if batched and len(batch) > 1 else group[0]
-            for group, batched in zip(zip(*(item.arrays for item in batch), strict=True), self._batched, strict=True)
-        ]
+        groups = list(zip(*(item.arrays for item in batch), strict=True))
         loop = asyncio.get_running_loop()
         try:
+            arrays = [
+                np.concatenate(group) if batched and len(batch) > 1 else group[0]
+                for group, batched in zip(groups, self._batched, strict=True)
+            ]
             answer = await loop.run_in_executor(self._thread, self._run_model, arrays)
         except Exception as error:
             if len(batch) > 1:  # one of them may be at fault: the others must not pay for it
