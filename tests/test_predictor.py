@@ -690,6 +690,11 @@ IMPORTING = {
     ),
     "children_spec": [{"type": None, "context": None, "children_spec": []}],
 }
+ENUMERATION = {
+    "type": "builtins.dict",
+    "context": json.dumps([{"__enum__": True, "fqn": "antigravity:fly", "name": "up"}]),
+    "children_spec": [{"type": None, "context": None, "children_spec": []}],
+}
 
 CHANGES = {
     "version missing": _remove("version"),
@@ -716,6 +721,7 @@ CHANGES = {
     "strange shape": _node("shape", 3),
     "structure": _out_spec("nonsense"),
     "structure with an import": _out_spec(json.dumps([1, IMPORTING])),
+    "structure with an enumeration": _out_spec(json.dumps([1, ENUMERATION])),
 }
 
 

@@ -89,18 +89,33 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _structure(text: str) -> pytree.TreeSpec:
-    """A tree structure from JSON. A defaultdict's would name a function to import."""
+    """A tree structure from JSON. A defaultdict's would name a function to import, an enumeration's a module."""
 
     def check(part: Any) -> None:
         if isinstance(part, dict):
             if "defaultdict" in str(part.get("type")):
                 raise CorruptFile("the file holds a defaultdict among the arguments or outputs, which is not allowed.")
+            if _names_enumeration(part.get("context")):
+                raise CorruptFile("the file holds an enumeration among the arguments or outputs, which is not allowed.")
             for child in part.get("children_spec", ()):
                 check(child)
 
     for part in json.loads(text):
         check(part)
     return pytree.treespec_loads(text)
+
+
+def _names_enumeration(context: Any) -> bool:
+    """Whether a node's context, JSON within JSON, holds an `__enum__` anywhere."""
+    if isinstance(context, str):
+        try:
+            inner = json.loads(context)
+        except ValueError:
+            return False
+        return not isinstance(inner, str | int | float | None) and _names_enumeration(inner)
+    if isinstance(context, dict):
+        return "__enum__" in context or any(map(_names_enumeration, context.values()))
+    return isinstance(context, list) and any(map(_names_enumeration, context))
 
 
 def _target_name(target: Any) -> str:
