@@ -1,6 +1,6 @@
 """Bayesian optimisation with a dropout network: the joint belief in BoTorch, against MC dropout and random search.
 
-python benchmarks/bayesopt.py [--seeds 5] [--workers 2]        (about ten minutes on two cores)
+python benchmarks/bayesopt.py [--seeds 10] [--workers 2]        (about ten minutes on two cores)
 
 Every method starts from the same points and proposes q at a time by optimising qLogExpectedImprovement (EI) or
 qUpperConfidenceBound (UCB, β = 1) from the same number of starts. Favour and MC dropout train the same network in the
@@ -137,7 +137,7 @@ METHODS = ("random", "MC dropout, EI", "MC dropout, UCB", "favour, EI", "favour,
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--problems", nargs="*", default=list(PROBLEMS))
     parser.add_argument("--methods", nargs="*", default=list(METHODS))
