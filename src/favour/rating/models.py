@@ -13,9 +13,7 @@ executing anything but Favour and the graph.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +29,7 @@ import favour
 from favour.belief import Belief
 from favour.errors import InvalidType, InvalidValue, UnsupportedOperation
 from favour.exported import load_exported
-from favour.extras import require
+from favour.factories import make
 from favour.head import find_head
 from favour.predictive import KINDS, check_event
 from favour.predictor import Predictor
@@ -256,7 +254,8 @@ def open_model(
                 f"no model at `{name}`: give a .onnx or .pt2 file that favour exported, a file that "
                 "`Predictor.save` wrote, or `package.module:factory`."
             )
-        model = _made(name, weights)
+        made, posterior = make(name, weights)
+        model = made if isinstance(made, Predictor) else (made, posterior)
     if isinstance(model, Predictor):
         return PredictorRater(model, kind, device)
     posterior = None
@@ -273,31 +272,3 @@ def open_model(
         return PredictorRater(predictor, kind, device)
 
     return compiled
-
-
-def _made(name: str, weights: str | os.PathLike[str] | None) -> Any:
-    module_name, _, attribute = name.partition(":")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # as `python -m` does: a factory in the working directory
-    try:
-        factory = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise InvalidValue(f"`{name}` cannot be imported: {error}. `package.module:factory` is expected.") from error
-    made = factory()
-    if weights is None:
-        return made
-    network = made[0] if isinstance(made, tuple) else made
-    if isinstance(network, Predictor) or not isinstance(network, nn.Module):
-        raise InvalidValue(f"`{name}` makes a {type(network).__name__}; only a module can be given `weights`.")
-    state = require("safetensors.torch", "rate").load_file(os.fspath(weights))
-    own = network.state_dict()
-    problems = [f"{k} is missing" for k in own if k not in state] + [f"{k} is unknown" for k in state if k not in own]
-    problems += [
-        f"{k} has shape {tuple(state[k].shape)} instead of {tuple(v.shape)}"
-        for k, v in own.items()
-        if k in state and state[k].shape != v.shape
-    ]
-    if problems:
-        raise InvalidValue(f"`{os.fspath(weights)}` does not fit `{name}`: {'; '.join(problems[:5])}.")
-    network.load_state_dict(state)
-    return made
