@@ -8,7 +8,7 @@ moving it to another device or dtype gives it copies of its own and leaves the m
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,8 +30,8 @@ from favour.plan import Plan, converted, make_plan
 from favour.posterior import Posterior
 from favour.sampling import Sampler
 from favour.sizes import bound_sizes
-from favour.tensors import Cached, Store, check_inputs, renamed, version_of
-from favour.value import Context, Value, Weight
+from favour.tensors import Cached, Store, attach, check_inputs, graph_values, renamed, version_of
+from favour.value import Context, Value
 
 
 class Predictor(nn.Module):
@@ -305,7 +305,7 @@ class Predictor(nn.Module):
         values, sources = self._values(leaves, posterior)
         plan = self._plan(frozenset(name for name, _ in sources), posterior)
         if posterior.names:
-            self._attach(values, plan, posterior)
+            attach(values, self.graph, plan, posterior)
         return plan, plan.bind(values), sources
 
     def _context(self) -> Context:
@@ -366,24 +366,7 @@ class Predictor(nn.Module):
         return leaves
 
     def _values(self, leaves: list[Any], posterior: Posterior) -> tuple[dict[str, Any], list[tuple[str, Value]]]:
-        values: dict[str, Any] = {}
-        sources: list[tuple[str, Value]] = []
-        for node, leaf in zip(self.graph.inputs, leaves, strict=True):
-            if node is None:
-                continue
-            if isinstance(leaf, Belief):
-                spread = leaf.covariance.as_diagonal_plus_factor()
-                blocks: dict[Hashable, Tensor] = {("input", node.name): spread.factor} if spread.factor.shape[0] else {}
-                leaf = Value(leaf.mean, spread.diag, blocks, node.name)
-                sources.append((node.name, leaf))
-            values[node.name] = leaf
-        for node in self.graph.nodes:
-            if node.kind in ("parameter", "buffer"):
-                mean = posterior.means.get(str(node.target))
-                values[node.name] = self.store.take(str(node.target)) if mean is None else mean
-            elif node.kind == "constant":
-                values[node.name] = self.store.take(f"constant.{node.target}")
-        return values, sources
+        return graph_values(self.graph, self.store, leaves, posterior)
 
     def _plan(self, uncertain: frozenset[str], posterior: Posterior) -> Plan:
         if uncertain not in self._plans:
@@ -391,26 +374,6 @@ class Predictor(nn.Module):
             self._plans[uncertain].sizes = dict(self._sizes)
             self._choices[uncertain] = choose(self._plans[uncertain], self.settings, self._scores)
         return self._plans[uncertain]
-
-    def _attach(self, values: dict[str, Any], plan: Plan, posterior: Posterior) -> None:
-        """Wrap the parameters that have a posterior."""
-        for node in self.graph.nodes:
-            name = str(node.target)
-            if node.kind not in ("parameter", "buffer") or name not in posterior.names:
-                continue
-            key = posterior.key(name)
-            partner = None
-            if isinstance(key, tuple):
-                partner = key[1] if key[0] == name else key[0]
-            values[node.name] = Weight(
-                name,
-                values[node.name],
-                posterior.gaussian(name),
-                partner,
-                posterior.latents.get(name),
-                plan.uses.get(name, 1),
-                name in plan.mixed,
-            )
 
     def _cached(self, step: str, name: str, tensor: Tensor, function: Any) -> Any:
         """`function(tensor)`, kept per step until the tensor changes."""

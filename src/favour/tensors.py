@@ -3,7 +3,7 @@ terms."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from favour.belief import Belief
 from favour.capture.node import Graph
 from favour.errors import InvalidType, InvalidValue, ShapeMismatch
+from favour.plan import Plan
 from favour.posterior import Posterior
+from favour.value import Value, Weight
 
 
 class Store(nn.Module):
@@ -110,3 +112,48 @@ def check_inputs(graph: Graph, leaves: list[Any]) -> None:
         if mean.is_floating_point() and not bool(mean.isfinite().all()):
             bad = (~mean.isfinite()).nonzero()[0].tolist()
             raise InvalidValue(f"input `{node.name}` holds NaN or infinity, first at index {bad}.")
+
+
+def graph_values(
+    graph: Graph, store: Store, leaves: list[Any], posterior: Posterior
+) -> tuple[dict[str, Any], list[tuple[str, Value]]]:
+    """What a call computes with, by node name, and which of the inputs are uncertain."""
+    values: dict[str, Any] = {}
+    sources: list[tuple[str, Value]] = []
+    for node, leaf in zip(graph.inputs, leaves, strict=True):
+        if node is None:
+            continue
+        if isinstance(leaf, Belief):
+            spread = leaf.covariance.as_diagonal_plus_factor()
+            blocks: dict[Hashable, Tensor] = {("input", node.name): spread.factor} if spread.factor.shape[0] else {}
+            leaf = Value(leaf.mean, spread.diag, blocks, node.name)
+            sources.append((node.name, leaf))
+        values[node.name] = leaf
+    for node in graph.nodes:
+        if node.kind in ("parameter", "buffer"):
+            mean = posterior.means.get(str(node.target))
+            values[node.name] = store.take(str(node.target)) if mean is None else mean
+        elif node.kind == "constant":
+            values[node.name] = store.take(f"constant.{node.target}")
+    return values, sources
+
+
+def attach(values: dict[str, Any], graph: Graph, plan: Plan, posterior: Posterior) -> None:
+    """Wrap the parameters that have a posterior."""
+    for node in graph.nodes:
+        name = str(node.target)
+        if node.kind not in ("parameter", "buffer") or name not in posterior.names:
+            continue
+        key = posterior.key(name)
+        partner = None
+        if isinstance(key, tuple):
+            partner = key[1] if key[0] == name else key[0]
+        values[node.name] = Weight(
+            name,
+            values[node.name],
+            posterior.gaussian(name),
+            partner,
+            posterior.latents.get(name),
+            plan.uses.get(name, 1),
+            name in plan.mixed,
+        )
