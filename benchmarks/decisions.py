@@ -34,7 +34,7 @@ import favour
 from favour import metrics, predictive, scores
 from favour.calibration import ConformalInterval
 from favour.experiments.data import UCI, images, uci
-from favour.head import draws, find_head
+from favour.head import find_head
 
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
 RATES, EPOCHS, TRUTH, REPEATS = (0.1, 0.25, 0.5), 20, 10_000, 10
@@ -156,7 +156,7 @@ def classification(data: str, fresh: bool) -> dict[str, Any]:
         rows["300 samples"]["spread over 10 repeats"] = spread
         rows["100 samples"], rows["1000 samples"] = row(kept["100"]), row(kept["1000"])
         both = torch.cat([x[:EACH], strange])
-        with_head = torch.cat([draws(predict, b) for b in both.split(BATCH)], 1)
+        with_head = torch.cat([predict.draws(b) for b in both.split(BATCH)], 1)
         ranks = {
             "lemma": scores.jsd(predict(both)),
             "nodes": scores.jsd(predict(both), estimator="nodes"),

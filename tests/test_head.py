@@ -13,7 +13,7 @@ from favour.belief import Belief
 from favour.capture.node import DROPOUTS
 from favour.errors import UnsupportedOperation
 from favour.experiments import digits
-from favour.head import draws, find_head
+from favour.head import find_head
 from favour.head.tables import make_masks, shuffled
 
 
@@ -75,16 +75,13 @@ def test_draws_equal_a_loop_over_masks():
         make_masks(early, 0.5, torch.tensor(shuffled(head.outer, 300, drops.index(early))), x.dtype),
         make_masks(late, 0.3, torch.tensor(shuffled(head.outer * head.inner, 9, drops.index(late))), x.dtype),
     )
-    d = by_loop(model, wide(x), head, bits).detach()
-    d = d - d.mean(0)
-    belief = predict(x)
-    expected = []
+    d = by_loop(model, wide(x), head, bits).detach().numpy() + model[6].bias.detach().numpy()
+    sigma, w, z = predict(x).covariance_matrix.detach().numpy(), 48 / (48 + head.outer), predict.draws(x).detach()
     for b in range(4):
-        own = np.linalg.cholesky((d[:, b].T @ d[:, b] / len(d)).numpy())
-        target = np.linalg.cholesky(belief.covariance_matrix[b].detach().numpy())
-        expected.append(belief.mean[b].detach().numpy() + d[:, b].numpy() @ (target @ np.linalg.inv(own)).T)
-    z = draws(predict, x).detach()
-    torch.testing.assert_close(z, torch.tensor(np.stack(expected, 1)), rtol=1e-7, atol=1e-7)
+        centred = d[:, b] - d[:, b].mean(0)
+        own = centred.T @ centred / len(d)
+        turn = np.linalg.cholesky(w * sigma[b] + (1 - w) * own) @ np.linalg.inv(np.linalg.cholesky(own))
+        np.testing.assert_allclose(z[:, b], d[:, b].mean(0) + centred @ turn.T, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("p", [0.03, 0.1, 0.5, 0.9])
@@ -104,7 +101,7 @@ def test_head_draws_have_the_moments_of_the_belief():
     predict = favour.compile(mlp().double(), torch.randn(2, 6, dtype=torch.float64))
     x = torch.randn(5, 6, dtype=torch.float64)
     belief = predict(x)
-    z = draws(predict, x)
+    z = predict.draws(x)
     torch.testing.assert_close(z.mean(0), belief.mean)
     d = z - z.mean(0)
     torch.testing.assert_close(
@@ -116,7 +113,7 @@ def test_many_classes_have_their_variances_matched():
     model = nn.Sequential(nn.Linear(6, 500), nn.ReLU(), nn.Dropout(0.5), nn.Linear(500, 70)).double()
     x = torch.randn(3, 6, dtype=torch.float64)
     predict = favour.compile(model, x)
-    belief, z = predict(x), draws(predict, x)
+    belief, z = predict(x), predict.draws(x)
     torch.testing.assert_close(z.mean(0), belief.mean)
     torch.testing.assert_close(z.var(0, correction=0), belief.variance)
 
@@ -130,9 +127,9 @@ def test_tables_follow_the_seed():
 def test_large_batches_draw_in_chunks(monkeypatch):
     predict = favour.compile(mlp(), torch.randn(2, 6))
     x = torch.randn(7, 6)
-    whole = draws(predict, x)
+    whole = predict.draws(x)
     monkeypatch.setattr("favour.head.draw._HELD", (1, 1))
-    torch.testing.assert_close(draws(predict, x), whole)
+    torch.testing.assert_close(predict.draws(x), whole)
 
 
 def test_axis_of_draws_equals_vmap_and_masked_inputs_equal_masked_weights(monkeypatch):
@@ -142,10 +139,10 @@ def test_axis_of_draws_equals_vmap_and_masked_inputs_equal_masked_weights(monkey
         predict = favour.compile(model.double(), x)
         head = find_head(predict)
         assert head.batched
-        few = torch.cat([draws(predict, x[i : i + 2]) for i in range(0, 20, 2)], 1)
+        few = torch.cat([predict.draws(x[i : i + 2]) for i in range(0, 20, 2)], 1)
         for value in (True, False):
             monkeypatch.setattr(head, "batched", value)
-            torch.testing.assert_close(draws(predict, x), few, rtol=1e-8, atol=1e-10)
+            torch.testing.assert_close(predict.draws(x), few, rtol=1e-8, atol=1e-10)
 
 
 def test_other_operations_are_drawn_by_vmap():
@@ -162,7 +159,7 @@ def test_other_operations_are_drawn_by_vmap():
             wide[1].bias.fill_(0)
         predict = favour.compile(nn.Sequential(*wide, *m), x)
         heads.append(find_head(predict))
-        z.append(draws(predict, x))
+        z.append(predict.draws(x))
     assert heads[0].batched and not heads[1].batched
     torch.testing.assert_close(z[0], z[1], rtol=1e-8, atol=1e-10)
 
@@ -175,7 +172,7 @@ def test_draws_of_lower_rank_than_the_outputs_keep_variances():
         model = nn.Sequential(nn.Linear(6, 300), nn.ReLU(), nn.Linear(300, 1), nn.Dropout(0.5), nn.Linear(1, 7))
         x = torch.randn(50, 6)
         predict = favour.compile(model, x)
-        z, belief = draws(predict, x), predict(x)
+        z, belief = predict.draws(x), predict(x)
         torch.testing.assert_close(z.var(0, correction=0), belief.variance, rtol=1e-3, atol=1e-6)
 
 

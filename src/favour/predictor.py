@@ -21,7 +21,7 @@ from favour.attribution import Attribution
 from favour.belief import Belief
 from favour.capture.node import Graph, Node
 from favour.errors import InvalidType, InvalidValue
-from favour.head import Head, find_head, probabilities
+from favour.head import Head, draws, find_head, probabilities
 from favour.joint import Joint, concatenated, split
 from favour.methods.choice import Choice, choose
 from favour.methods.engine import Settings, infer, infer_parts
@@ -55,7 +55,8 @@ class Predictor(nn.Module):
         self._starts: dict[str, Tensor] = {}
         self._checked: dict[str, tuple[Tensor, int | None]] = {}
         self._sampler: Sampler | None = None
-        self._head: tuple[Graph, Head | None] | None = None  # the layers that `probabilities` samples
+        # The layers that `probabilities` samples, by the number of draws.
+        self._heads: tuple[Graph, dict[int | None, Head | None]] | None = None
         self._sizes: dict[str, int] = {}  # of the example, for `auto`
         self._warm = True  # whether what is kept between calls exists, so that memory can be measured
         self._scores = True  # whether outputs may be class scores
@@ -199,7 +200,9 @@ class Predictor(nn.Module):
         twin._cache, twin._starts, twin._sizes, twin._scores = self._cache, self._starts, self._sizes, False
         return twin
 
-    def probabilities(self, *args: Any, kind: str | None = None, estimator: str = "auto", **kwargs: Any) -> Tensor:
+    def probabilities(
+        self, *args: Any, kind: str | None = None, estimator: str = "auto", draws: int | None = None, **kwargs: Any
+    ) -> Tensor:
         """Class probabilities E[softmax(z)], (batch, C), z the logits.
 
         Args:
@@ -208,8 +211,30 @@ class Predictor(nn.Module):
             estimator: `"head"` (fixed draws of the last layers, see `favour.head`), or one of those of
                 `favour.probabilities`. By default the head where its draws take no longer than a forward pass (by
                 a count of operations), else `"nodes"`.
+            draws: At least so many draws of the head, instead of as many as take a forward pass. Their average has
+                the error of an average: a negative log-likelihood is off by a multiple of one over their number.
         """
-        return probabilities(self, args, kwargs, kind, estimator)
+        return probabilities(self, args, kwargs, kind, estimator, draws)
+
+    def draws(self, *args: Any, n: int | None = None, **kwargs: Any) -> Tensor:
+        """Draws of the logits from the last layers, (n, batch, C): a fixed function of the input, see `favour.head`.
+
+        `favour.scores` takes them like samples: `scores.jsd(predict.draws(x))` keeps what a Gaussian loses.
+
+        Args:
+            args, kwargs: The model's.
+            n: At least so many; by default what `probabilities` takes.
+
+        Raises:
+            UnsupportedOperation: The network has no head, as `favour.head` defines it.
+
+        Example:
+            >>> import favour
+            >>> model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3))
+            >>> favour.compile(model, torch.randn(2, 4)).draws(torch.randn(5, 4), n=1000).shape
+            torch.Size([1000, 5, 3])
+        """
+        return draws(self, args, kwargs, n)
 
     def attribute(self, *args: Any, **kwargs: Any) -> Any:
         """How much of each output's variance comes from which dropout, parameter or nonlinearity.

@@ -17,10 +17,10 @@ from favour import predictive
 from favour.belief import Belief
 from favour.capture.node import Node, replace_nodes
 from favour.covariance import square_root
-from favour.errors import UnsupportedOperation
+from favour.errors import InvalidValue, UnsupportedOperation
 from favour.head.find import Head, find_head
 from favour.head.masked import MaskedLinear
-from favour.head.match import matched
+from favour.head.match import matched, weighed
 from favour.head.tables import tables
 from favour.methods.engine import infer
 from favour.posterior import Posterior
@@ -30,39 +30,30 @@ from favour.value import Value, mean_of
 if TYPE_CHECKING:
     from favour.predictor import Predictor
 
-_HELD = (2**24, 2**20)  # numbers in one layer of the draws at once: what keeps a GPU busy, what fits a CPU's cache
+_HELD = (2**24, 2**18)  # numbers in one layer of the draws at once: what keeps a GPU busy, what fits a CPU's cache
 
 
-def draws(predict: Predictor, *args: Any, **kwargs: Any) -> Tensor:
-    """Draws of the logits, (n, B, C), with the mean and covariance of the predictor's belief.
-
-    `favour.scores` takes them like samples: `jsd(draws(predict, x))` keeps what a Gaussian loses.
-
-    Raises:
-        UnsupportedOperation: The network has no head, as the module's docstring defines it.
-
-    Example:
-        >>> import favour
-        >>> model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
-        >>> draws(favour.compile(model, torch.randn(2, 4)), torch.randn(5, 4)).shape
-        torch.Size([192, 5, 3])
-    """
-    return _joined([z.permute(2, 0, 1) for z in _drawn(predict, args, kwargs)], 1)
+def draws(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | None = None) -> Tensor:
+    """`Predictor.draws`."""
+    return _joined([z.permute(2, 0, 1) for z in _drawn(predict, args, kwargs, n)], 1)
 
 
 def probabilities(
-    predict: Predictor, args: tuple, kwargs: Mapping[str, Any], kind: str | None, estimator: str
+    predict: Predictor, args: tuple, kwargs: Mapping[str, Any], kind: str | None, estimator: str, n: int | None = None
 ) -> Tensor:
     """`Predictor.probabilities`: from the head where that is worthwhile, else from the belief alone."""
+    if n is not None and estimator not in ("auto", "head"):
+        raise InvalidValue(f"`draws` belongs to the head; estimator={estimator!r} makes none.")
     if estimator in ("auto", "head"):
         head = find_head(predict)
-        if estimator == "head" or (head is not None and head.worthwhile):
+        asked = estimator == "head" or n is not None
+        if asked or (head is not None and head.worthwhile):
             plain = not any(isinstance(t, Belief) for t in pytree.tree_leaves((args, kwargs), is_leaf=_is_belief))
             if plain:
-                parts = _drawn(predict, args, kwargs)
+                parts = _drawn(predict, args, kwargs, n)
                 kind = predictive.check_event(tuple(parts[0].shape[1:2]), kind)
                 return _joined([predictive.mean_link(kind, z) for z in parts], 0)
-            if estimator == "head":
+            if asked:
                 raise UnsupportedOperation("an input is itself a Belief; the head is sampled for plain inputs only.")
         estimator = "nodes"
     return predictive.probabilities(predict(*args, **kwargs), kind=kind, estimator=estimator)
@@ -76,9 +67,9 @@ def _joined(parts: list[Tensor], axis: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
 
 
-def _drawn(predict: Predictor, args: tuple, kwargs: Mapping[str, Any]) -> list[Tensor]:
+def _drawn(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | None) -> list[Tensor]:
     """Draws (B, C, n), by slices of the batch."""
-    head = find_head(predict)
+    head = find_head(predict, n)
     if head is None:
         raise UnsupportedOperation(
             "this network has no last layers to sample apart from the rest: they need one output (B, C), and dropout "
@@ -97,10 +88,12 @@ def _drawn(predict: Predictor, args: tuple, kwargs: Mapping[str, Any]) -> list[T
         plan, bound, sources = predict._bound(part, posterior)
         choice = predict._choices[frozenset(name for name, _ in sources)]
         (belief,) = infer(plan, bound, predict.settings, choice, predict._context(), sources, predict._starts, kept)
-        leaf = {node.name: mean_of(value) for node, value in bound.items()}  # the plan has nodes of its own
-        env = {node: kept[node.name] for node in head.reads} | {node: leaf[node.name] for node in head.leaves}
+        leaf = {node.name: value for node, value in bound.items()}  # the plan has nodes of its own
+        env = {node: kept[node.name] for node in head.reads} | {n: mean_of(leaf[n.name]) for n in head.leaves}
         at_cut = None if head.cut is None else kept[head.cut.name]
-        results.append(matched(_tail(head, env, variances, at_cut, belief), belief))
+        d, bias = _tail(head, env, variances, at_cut, belief)
+        own = at_cut is None and head.tail  # of the network itself, and the belief had more to do than a linear layer
+        results.append(weighed(d, bias, belief, head.outer) if own else matched(d, belief))
     return results
 
 
@@ -117,13 +110,17 @@ def _variances(head: Head, posterior: Posterior) -> dict[Node, Tensor]:
 
 def _tail(
     head: Head, env: dict[Node, Any], variances: Mapping[Node, Tensor], at_cut: Value | None, belief: Belief
-) -> Tensor:
-    """Draws d_k of the logits, (B, C, n), up to the bias of the last layer."""
+) -> tuple[Tensor, Tensor | None]:
+    """Draws d_k of the logits, (B, C, n), but for the bias of the last layer, (C,), if it has one."""
     like, outer = belief.mean, head.outer
     rank = 0 if at_cut is None or at_cut.factor is None else at_cut.factor.shape[0]
     fixed = tables(head, env, like, rank)
+    kept: dict[str, Tensor] = {}
+    if head.batched and not torch.compiler.is_compiling():
+        found = {layer.name: fixed.masked(layer, env[layer.args[1]], d) for layer, d in head.folded.items()}
+        kept = {name: w for name, w in found.items() if w is not None}
 
-    def once(masks: dict[str, Tensor], normals: dict[str, Tensor], latent: Tensor) -> Tensor:
+    def once(masks: dict[str, Tensor], normals: dict[str, Tensor], kept: dict[str, Tensor], latent: Tensor) -> Tensor:
         local = dict(env)
         if head.cut is not None and at_cut is not None:
             local[head.cut] = _at_cut(at_cut, normals[head.cut.name], latent)
@@ -131,14 +128,14 @@ def _tail(
             if node.name in masks:
                 local[node] = local[node.args[0]] * masks[node.name]
             elif node in head.folded or node.name in normals:
-                layer = MaskedLinear.of(node, local, head.folded.get(node), masks, variances)
+                layer = MaskedLinear.of(node, local, head.folded.get(node), masks, variances, kept)
                 local[node] = layer.one(normals.get(node.name))
             else:
                 args, kwargs = replace_nodes((node.args, node.kwargs), local.__getitem__)
                 local[node] = node.target(*args, **kwargs)
         if head.last is None:
             return local[head.graph.outputs[0]].unsqueeze(-1)
-        layer = MaskedLinear.of(head.last, local, head.folded.get(head.last), masks, variances)
+        layer = MaskedLinear.of(head.last, local, head.folded.get(head.last), masks, variances, kept)
         return layer.many(normals.get(head.last.name))
 
     run = once if head.batched else torch.func.vmap(once)
@@ -149,13 +146,18 @@ def _tail(
     parts = []
     for i in range(0, outer, chunk):
         some = slice(i, i + chunk)
-        masks, normals, latent = fixed.masks, fixed.normals, fixed.latent
+        masks, normals, weights, latent = fixed.masks, fixed.normals, kept, fixed.latent
         if chunk < outer:
-            masks, normals = ({k: t[some] for k, t in of.items()} for of in (masks, normals))
+            masks, normals, weights = ({k: t[some] for k, t in of.items()} for of in (masks, normals, weights))
             latent = latent[some]
-        z = run(masks, normals, latent)  # (A, B, C, M)
+        z = run(masks, normals, weights, latent)  # (A, B, C, M)
         parts.append(z.permute(1, 2, 0, 3).flatten(2))
-    return _joined(parts, 2)
+    return _joined(parts, 2), None if head.last is None else _bias(head.last, env)
+
+
+def _bias(layer: Node, env: Mapping[Node, Any]) -> Tensor | None:
+    bias: Any = layer.args[2] if len(layer.args) > 2 else None
+    return None if bias is None else env[bias]
 
 
 def _at_cut(value: Value, normals: Tensor, latent: Tensor) -> Tensor:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from favour.capture.node import DROPOUTS, Graph, Node, nodes_in
+from favour.errors import InvalidValue
 from favour.methods.choice import multiplications
 from favour.plan import mark_uncertain
 from favour.posterior.gaussians import Diagonal
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-DRAWS = 192  # n
 BUDGETS = (1.0, 32.0)  # forward passes: by default, and where the user asks for the head and that is not enough
-OUTER = (24, 8)  # A, the first that can be afforded; what 24 x 8 draws are worth: benchmarks/decisions.py
+DRAWS = 192  # n
+OUTER = (48, 24, 8)  # A, the first that can be afforded; what 48 x 4 draws are worth: benchmarks/decisions.py
 _ENTRY = 16
 _CONVOLUTION = 2  # its multiplications take this many times as long as those of a matrix product (measured on LeNet)
 _PASSES = 3  # over the logits of all draws: to gather, to match and to exponentiate them
@@ -55,8 +56,8 @@ class Head:
         batched: Every call in `tail` acts on (A, B, *event) as on (B, *event).
         outer, inner: A and M.
         width: Most numbers per input and draw held at once.
-        cost: In forward passes, counted. Small batches in eager code take longer: some forty calls into torch, about
-            0.3 ms on a CPU, half of them to match the moments. Compiled code is near the count at every batch.
+        cost: In forward passes, counted. Compiled code is near the count at every batch; eager code makes some
+            twenty-five calls into torch beside, which with a single input take as long as a forward pass of LeNet.
         seed: Of the tables, the predictor's own.
         tables: The last ones made, see `favour.head.tables`.
     """
@@ -85,14 +86,32 @@ class Head:
         return self.cost <= BUDGETS[0]
 
 
-def find_head(predict: Predictor) -> Head | None:
-    """The head of a predictor's network, None if it has none; found once for each graph."""
-    known = predict._head
-    if known is None or known[0] is not predict.graph:
+def find_head(predict: Predictor, n: int | None = None) -> Head | None:
+    """The head of a predictor's network, None if it has none; found once for each graph and number of draws.
+
+    Args:
+        predict: The predictor.
+        n: At least so many draws, instead of what a forward pass affords. Where it begins does not change.
+    """
+    known = predict._heads
+    if not known or known[0] is not predict.graph:
         if torch.compiler.is_compiling():
             return None
-        predict._head = known = (predict.graph, _find(predict))
-    return known[1]
+        predict._heads = known = (predict.graph, {None: _find(predict)})
+    heads = known[1]
+    if n not in heads:
+        heads[n] = _enlarged(heads[None], n)
+    return heads[n]
+
+
+def _enlarged(head: Head | None, n: int | None) -> Head | None:
+    """The same head with at least n draws, as many for each of A as by default."""
+    if n is None or isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise InvalidValue(f"`draws` is {n!r}; a whole number of at least 1 is required, or None.")
+    if head is None:
+        return None
+    outer = -(-n // head.inner)
+    return replace(head, outer=outer, cost=head.cost * outer / head.outer, tables=None)
 
 
 def _find(predict: Predictor) -> Head | None:
@@ -144,7 +163,7 @@ def _find(predict: Predictor) -> Head | None:
         read = {s for n in tail for s in n.inputs if s.kind != "call"}
         leaves = [n for n in graph.nodes if n in read]
         batched = all(_batched(n, inside) for n in run if n not in folded and n not in layers)
-        for outer in OUTER if last is not None else (DRAWS, DRAWS // 2, *OUTER):
+        for outer in OUTER if last is not None else (DRAWS, DRAWS // 2, *OUTER[1:]):
             inner = 1 if last is None else DRAWS // outer
             once = sum(_cost(n) for n in run) + 2 * _ENTRY * sum(normals.values())
             classes = size(output)

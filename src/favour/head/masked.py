@@ -31,6 +31,7 @@ class MaskedLinear:
         weight, bias: (C, F), and (C,) or None.
         scale: Of the units, 0 or 1/q: (A, 1, F) for one mask, (A, M, F) for several; None without dropout.
         weight_variance, bias_variance: As `weight` and `bias`, None where certain.
+        kept: `masked_weights` of the layer from an earlier call.
     """
 
     x: Tensor
@@ -39,6 +40,7 @@ class MaskedLinear:
     scale: Tensor | None
     weight_variance: Tensor | None
     bias_variance: Tensor | None
+    kept: Tensor | None = None
 
     @classmethod
     def of(
@@ -48,6 +50,7 @@ class MaskedLinear:
         dropout: Node | None,
         masks: Mapping[str, Tensor],
         variances: Mapping[Node, Tensor],
+        kept: Mapping[str, Tensor],
     ) -> MaskedLinear:
         """The layer of a node, behind `dropout` if that is folded into it."""
         source, weight, *rest = node.args
@@ -60,6 +63,7 @@ class MaskedLinear:
             None if dropout is None else masks[dropout.name],
             variances[weight].to(x) if weight in variances else None,
             variances[bias].to(x) if bias in variances else None,
+            kept.get(node.name),
         )
 
     @property
@@ -69,7 +73,7 @@ class MaskedLinear:
 
     def one(self, eps: Tensor | None) -> Tensor:
         """The output, (A, B, C), for one mask and normals (A, 1, C)."""
-        y = self._product(self.x, self.weight, self.scale, self.bias)
+        y = self._product(self.x, self.weight, self.scale, self.bias, self.kept)
         if eps is None:
             return y
         spread = self.bias_variance
@@ -78,17 +82,19 @@ class MaskedLinear:
             spread = self._product(self.x.square(), self.weight_variance, scale, self.bias_variance)
         return y if spread is None else y + square_root(spread) * eps
 
-    def _product(self, v: Tensor, w: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    def _product(
+        self, v: Tensor, w: Tensor, scale: Tensor | None, bias: Tensor | None, kept: Tensor | None = None
+    ) -> Tensor:
         if scale is None:
             return functional.linear(v, w, bias)
         if self._few:
             return functional.linear(v * scale, w, bias)
-        y = _rows_times(v, w * scale)
+        y = _rows_times(v, masked_weights(w, scale) if kept is None else kept)
         return y if bias is None else y + bias
 
     def many(self, eps: Tensor | None) -> Tensor:
         """The output without its bias, (A, B, C, M), for M masks and normals (A, 1, C, M)."""
-        y = self._products(self.x, self.weight, self.scale)
+        y = self._products(self.x, self.weight, self.scale, self.kept)
         if eps is None:
             return y
         spread = None if self.bias_variance is None else self.bias_variance.unsqueeze(-1)
@@ -98,14 +104,19 @@ class MaskedLinear:
             spread = part if spread is None else part + spread
         return y if spread is None else y + square_root(spread) * eps
 
-    def _products(self, v: Tensor, w: Tensor, scale: Tensor | None) -> Tensor:
+    def _products(self, v: Tensor, w: Tensor, scale: Tensor | None, kept: Tensor | None = None) -> Tensor:
         if scale is None:
             return functional.linear(v, w).unsqueeze(-1)
-        if self._few:
+        if self._few and kept is None:
             masked = v.unsqueeze(-3) * scale.unsqueeze(-2)  # (A, M, B, F)
             return functional.linear(masked, w).movedim(-3, -1)
-        stacked = (w.unsqueeze(-2) * scale.unsqueeze(-3)).flatten(-3, -2)  # (A, C·M, F)
+        stacked = masked_weights(w, scale) if kept is None else kept
         return _rows_times(v, stacked).unflatten(-1, (w.shape[0], -1))
+
+
+def masked_weights(w: Tensor, scale: Tensor) -> Tensor:
+    """WD for every mask, (A, C·M, F), from weights (C, F) and masks (A, M, F)."""
+    return (w.unsqueeze(-2) * scale.unsqueeze(-3)).flatten(-3, -2)
 
 
 def _rows_times(v: Tensor, w: Tensor) -> Tensor:

@@ -20,9 +20,12 @@ from torch import Tensor
 
 from favour.capture.node import Node
 from favour.head.find import CHANNELS, Head, size
+from favour.head.masked import masked_weights
 from favour.predictive import mirrored_normals
-from favour.tensors import version_of
+from favour.tensors import Cached, version_of
 from favour.tracing import constant
+
+_KEPT = 2**22  # numbers in the masked weights of one layer
 
 
 @dataclass
@@ -35,6 +38,7 @@ class Tables:
         latent: (A, rank), for the correlations at the cut.
         key: What they were made for.
         rates: Dropout rates that are tensors, and their versions.
+        weights: Masked weights by linear layer.
     """
 
     masks: dict[str, Tensor]
@@ -42,6 +46,7 @@ class Tables:
     latent: Tensor
     key: Any = None
     rates: list[tuple[Tensor, int | None]] = field(default_factory=list)
+    weights: dict[str, Cached] = field(default_factory=dict)
 
     def fit(self, key: Any, rates: list[Tensor]) -> bool:
         """Whether they were made for this."""
@@ -49,6 +54,20 @@ class Tables:
             kept is rate and version == version_of(rate) is not None
             for (kept, version), rate in zip(self.rates, rates, strict=True)
         )
+
+    def masked(self, layer: Node, weight: Tensor, dropout: Node) -> Tensor | None:
+        """`masked_weights` of a layer, kept until the weight changes; None if torch cannot tell, or if large."""
+        masks, version = self.masks[dropout.name], version_of(weight)
+        if version is None or (torch.is_grad_enabled() and weight.requires_grad):
+            return None
+        if masks.numel() * weight.shape[0] > _KEPT or masks.requires_grad or masks.dtype != weight.dtype:
+            return None
+        known = self.weights.get(layer.name)
+        if known is None or known.tensor is not weight or known.version != version:
+            with torch.inference_mode(False), torch.no_grad():
+                known = Cached(weight, version, masked_weights(weight, masks))
+            self.weights[layer.name] = known
+        return known.value
 
 
 def tables(head: Head, env: Mapping[Node, Any], like: Tensor, rank: int) -> Tables:
