@@ -19,10 +19,10 @@ behind a node that everything uncertain passes, where the forward sweep's belief
 independent entries, or with the correlations that `rank` keeps, and draws are given the whole mean and covariance of
 the belief, z_k = μ + L L_d⁻¹ (d_k − d̄) for LLᵀ = Σ and L_d L_dᵀ the covariance of d.
 Cost is counted in multiplications and entries written. Eager code has some .2 ms of calls beside that, whatever the
-batch: with one input as long as a forward pass of a LeNet (1.15 measured), with 16 inputs less (.7).
+batch: with one input longer than a forward pass of a LeNet (1.25 measured), with 16 inputs less (.85).
 """
 
 from favour.head.draw import draws, probabilities
-from favour.head.find import DRAWS, OUTER, Head, find_head
+from favour.head.find import DRAWS, Head, find_head
 
-__all__ = ["DRAWS", "OUTER", "Head", "draws", "find_head", "probabilities"]
+__all__ = ["DRAWS", "Head", "draws", "find_head", "probabilities"]

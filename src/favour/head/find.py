@@ -2,7 +2,7 @@
 
 The earliest node is taken whose draws cost at most a forward pass: before the first draw if possible, else behind a
 node that everything uncertain passes. Cost is counted: multiplications, and `_ENTRY` of them for each entry that an
-operation writes.
+operation writes. The factors are those of LeNet's layers on a CPU.
 """
 
 from __future__ import annotations
@@ -28,10 +28,14 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 BUDGETS = (1.0, 32.0)  # forward passes: by default, and where the user asks for the head and that is not enough
-DRAWS = 192  # n
-OUTER = (48, 24, 8)  # A, the first that can be afforded; what 48 x 4 draws are worth: benchmarks/decisions.py
+SHAPES = ((64, 4), (24, 8), (8, 24))  # A and M, the first that can be afforded: benchmarks/decisions.py
+DRAWS = math.prod(SHAPES[0])  # n, where a forward pass affords them
+SINGLE = (192, 96, 24, 8)  # A where M is 1
 _ENTRY = 16
-_CONVOLUTION = 2  # its multiplications take this many times as long as those of a matrix product (measured on LeNet)
+_POOLED = 64  # for each entry that a pooling layer reads
+_SHORT = (
+    256  # a convolution's multiplications take 1 + _SHORT/(numbers in a window) times as long as a matrix product's
+)
 _PASSES = 3  # over the logits of all draws: to gather, to match and to exponentiate them
 _CONVOLUTIONS = {aten.conv1d.default, aten.conv2d.default, aten.conv2d.padding, aten.conv3d.default}
 CHANNELS = {aten.feature_dropout.default}
@@ -57,7 +61,7 @@ class Head:
         outer, inner: A and M.
         width: Most numbers per input and draw held at once.
         cost: In forward passes, counted. Compiled code is near the count at every batch; eager code makes some
-            twenty-five calls into torch beside, which with a single input take as long as a forward pass of LeNet.
+            twenty-five calls into torch beside, which with a single input take longer than a forward pass of LeNet.
         seed: Of the tables, the predictor's own.
         tables: The last ones made, see `favour.head.tables`.
     """
@@ -163,8 +167,7 @@ def _find(predict: Predictor) -> Head | None:
         read = {s for n in tail for s in n.inputs if s.kind != "call"}
         leaves = [n for n in graph.nodes if n in read]
         batched = all(_batched(n, inside) for n in run if n not in folded and n not in layers)
-        for outer in OUTER if last is not None else (DRAWS, DRAWS // 2, *OUTER[1:]):
-            inner = 1 if last is None else DRAWS // outer
+        for outer, inner in SHAPES if last is not None else ((n, 1) for n in SINGLE):
             once = sum(_cost(n) for n in run) + 2 * _ENTRY * sum(normals.values())
             classes = size(output)
             each = 0 if last is None else multiplications(last) * (2 if last in layers else 1)
@@ -198,7 +201,12 @@ def _cost(node: Node) -> float:
     """Of one call and input, in multiplications."""
     if node.shape is None or getattr(node.target, "is_view", False):
         return 0
-    return multiplications(node) * (_CONVOLUTION if node.target in _CONVOLUTIONS else 1) + _ENTRY * size(node)
+    work = float(multiplications(node))
+    if node.target in _CONVOLUTIONS and isinstance(node.args[1], Node) and node.args[1].shape is not None:
+        work *= 1 + _SHORT / math.prod(int(s) for s in node.args[1].shape[1:])
+    if "pool" in str(node.target) and isinstance(node.args[0], Node):
+        work += _POOLED * size(node.args[0])
+    return work + _ENTRY * size(node)
 
 
 def size(node: Node) -> int:

@@ -89,7 +89,11 @@ class MaskedLinear:
             return functional.linear(v, w, bias)
         if self._few:
             return functional.linear(v * scale, w, bias)
-        y = _rows_times(v, masked_weights(w, scale) if kept is None else kept)
+        stacked = masked_weights(w, scale) if kept is None else kept
+        if v.dim() == 2 and stacked.dim() == 3:  # all masks in one product
+            tiled = None if bias is None else bias.repeat(stacked.shape[0])
+            return functional.linear(v, stacked.flatten(0, 1), tiled).unflatten(1, stacked.shape[:2]).transpose(0, 1)
+        y = _rows_times(v, stacked)
         return y if bias is None else y + bias
 
     def many(self, eps: Tensor | None) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 from favour.belief import Belief
 from favour.covariance.precision import shrunk_cholesky, symmetric_root, widen
 
-WORTH = 48.0  # draws whose variance is as good as the belief's: 2/b² with b = .2 (benchmarks/decisions.py)
+WORTH = 96.0  # draws whose covariance is as good as the belief's: 2/b² for b = .144 (benchmarks/decisions.py)
 
 
 def weighed(d: Tensor, bias: Tensor | None, belief: Belief, outer: int) -> Tensor:
