@@ -41,10 +41,11 @@ def weighed(d: Tensor, bias: Tensor | None, belief: Belief, outer: int) -> Tenso
         total = torch.linalg.vector_norm(d, dim=2, keepdim=True).square().clamp(min=least)
         ratio = belief.variance.to(d.dtype).unsqueeze(-1) / total
         return torch.addcmul(centre, d, torch.add(1 - w, ratio, alpha=w * n).sqrt())
-    own = torch.bmm(d, d.mT) / n
+    sigma = belief.covariance_matrix.to(d.dtype)
+    own = torch.baddbmm(sigma, d, d.mT, beta=0, alpha=1 / n)
     # √eps of the variances is far above rounding, n·eps, and far below what either covariance is good for.
-    own = own + torch.diag_embed(own.diagonal(dim1=-2, dim2=-1) * math.sqrt(limits.eps) + least)
-    target = torch.lerp(own, belief.covariance_matrix.to(d.dtype), w)
+    own.diagonal(dim1=-2, dim2=-1).mul_(1 + math.sqrt(limits.eps)).add_(least)
+    target = torch.lerp(own, sigma, w)
     both, _ = torch.linalg.cholesky_ex(torch.stack([target, own]))
     turn = torch.linalg.solve_triangular(both[1], both[0], upper=False, left=False)
     return torch.baddbmm(centre, turn, d)
