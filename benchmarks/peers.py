@@ -37,6 +37,7 @@ from torch import Tensor, nn
 import favour
 from favour.bench.measure import Reference, keep_freed_memory, time_all
 from favour.bench.networks import NETWORKS, load
+from favour.bench.samplers import compiled
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = Path(__file__).resolve().parent / "peers"
@@ -192,27 +193,43 @@ def judged(reference: Reference, row: Mapping[str, Any], mean: Any, covariance: 
     }
 
 
-def measure_ours(name: str, problem: Mapping[str, np.ndarray], samples: int) -> tuple[Reference, dict[str, Any]]:
-    """The reference sample, and Favour's own rows."""
+@dataclass
+class Prepared:
+    """The reference sample, and Favour's calls, compiled and ready to be timed, with their answers."""
+
+    reference: Reference
+    calls: dict[str, Any]
+    beliefs: dict[str, favour.Belief]
+
+
+def prepare_ours(name: str, problem: Mapping[str, np.ndarray], samples: int) -> Prepared:
+    """Everything of a posterior but the times."""
     x, few = torch.from_numpy(problem["timed"]), torch.from_numpy(problem["judged"])
     model, predict = ours(name, problem, x, {})
     generator = torch.Generator().manual_seed(0)
-    rows: dict[str, Any] = {}
     with torch.no_grad():
         reference = Reference.draw(lambda n: predict.sample(few, n=n, generator=generator), samples, 200)
         calls: dict[str, Any] = {"forward": lambda: model(x)}
         beliefs = {}
         for label, settings in SETTINGS.items():
             _, predict = ours(name, problem, x, settings)
-            fast = torch.compile(predict, fullgraph=True, dynamic=False)
+            fast = compiled(predict, fullgraph=True, dynamic=False)
             calls[f"{label}, eager"], calls[f"{label}, compiled"] = lambda p=predict: p(x), lambda p=fast: p(x)
             beliefs[label] = predict(few)
-        times = time_all(calls, budget=20.0)
-        for label, belief in beliefs.items():
-            for mode in ("eager", "compiled"):
-                row = {"seconds": times[f"{label}, {mode}"].median, "forward seconds": times["forward"].median}
-                rows[f"{label}, {mode}"] = judged(reference, row, belief.mean, belief.covariance_matrix)
-    return reference, rows
+            fast(x)
+    return Prepared(reference, calls, beliefs)
+
+
+def measure_ours(prepared: Prepared) -> dict[str, Any]:
+    """Favour's own rows."""
+    rows: dict[str, Any] = {}
+    with torch.no_grad():
+        times = time_all(prepared.calls, budget=10.0)
+    for label, belief in prepared.beliefs.items():
+        for mode in ("eager", "compiled"):
+            row = {"seconds": times[f"{label}, {mode}"].median, "forward seconds": times["forward"].median}
+            rows[f"{label}, {mode}"] = judged(prepared.reference, row, belief.mean, belief.covariance_matrix)
+    return rows
 
 
 def settle(rows: dict[str, Any]) -> None:
@@ -265,17 +282,20 @@ def main() -> None:
             failures[peer.script] = f"could not be installed: {error}"
     made, origin = problems(options.data, options.batch, options.inputs)
     tables: dict[str, dict[str, Any]] = {}
+    able = {name: [p for p in wanted if name in p.takes and p.script in pythons] for name in made}
+    able = {name: peers for name, peers in able.items() if peers and name in options.posteriors.split(",")}
+    prepared: dict[str, Prepared] = {}
+    for name in able:
+        print(f"{name}: {options.samples} samples", flush=True)
+        prepared[name] = prepare_ours(name, made[name], options.samples)
     with tempfile.TemporaryDirectory() as folder:
-        for name, problem in made.items():
-            able = [p for p in wanted if name in p.takes and p.script in pythons]
-            if not able or name not in options.posteriors.split(","):
-                continue
-            print(f"{name}: {options.samples} samples, then favour", flush=True)
-            reference, tables[name] = measure_ours(name, problem, options.samples)
+        for name, peers in able.items():
+            print(f"{name}: timing favour", flush=True)
+            tables[name] = measure_ours(prepared[name])
             given, answer = Path(folder) / "problem.npz", Path(folder) / "answer.npz"
-            np.savez(given, **problem)
-            for peer in able:
-                print(f"{name}: {peer.script}", flush=True)
+            np.savez(given, **made[name])
+            for peer in peers:
+                print(f"{name}: timing {peer.script}", flush=True)
                 command = [str(pythons[peer.script]), str(HERE / f"{peer.script}.py"), str(given), str(answer)]
                 try:
                     run([*command, str(options.threads)], options.timeout)
@@ -284,7 +304,7 @@ def main() -> None:
                     continue
                 with np.load(answer) as content:
                     for i, row in enumerate(json.loads(str(content["about"]))):
-                        found = judged(reference, row, content[f"mean_{i}"], content[f"covariance_{i}"])
+                        found = judged(prepared[name].reference, row, content[f"mean_{i}"], content[f"covariance_{i}"])
                         tables[name][row["name"]] = found
             settle(tables[name])
     show(tables, failures)

@@ -158,6 +158,115 @@ def test_directions_are_exact_where_they_look() -> None:
     torch.testing.assert_close(seen, exact, rtol=1e-10, atol=1e-12)
 
 
+def _many_scores(bayesian: bool) -> tuple[nn.Module, Tensor, dict[str, Tensor] | None]:
+    """40 class scores whose last layer has a common shift, and a posterior for that layer."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 20), nn.ReLU(), nn.Dropout(0.3), nn.Linear(20, 15), nn.ReLU(), nn.Dropout(0.2)]
+    model = nn.Sequential(*layers, nn.Linear(15, 40)).double().eval().requires_grad_(False)
+    model[-1].weight += 0.5 * torch.rand(15, dtype=torch.float64)
+    posterior = {"6.weight": 0.1 * torch.rand(40, 15, dtype=torch.float64)} if bayesian else None
+    return model, torch.randn(3, 6, dtype=torch.float64), posterior
+
+
+@pytest.mark.parametrize("bayesian", [False, True])
+def test_auto_with_many_scores_covers_the_common_shift(bayesian: bool) -> None:
+    model, x, posterior = _many_scores(bayesian)
+    belief = favour.compile(model, x, posterior=posterior)(x)
+    whole = favour.compile(model, x, method="adjoint", posterior=posterior)(x).covariance_matrix
+    Q = belief.directions
+    assert Q is not None and Q.shape == (9, 3, 40)
+    # M by dense algebra from the marginals of the last hidden layer.
+    hidden = favour.compile(model[:6], x, method="diag")(x)
+    W = model[6].weight
+    M = W @ torch.diag_embed(hidden.variance) @ W.T
+    if posterior is not None:
+        M = M + torch.diag_embed((hidden.variance + hidden.mean.square()) @ posterior["6.weight"].T)
+    w = M.sum(-1)
+    rest = M.diagonal(dim1=-2, dim2=-1) - w.square() / w.sum(-1, keepdim=True)
+    assert bool((rest >= 0).all())
+    q = Q.permute(1, 2, 0)
+    torch.testing.assert_close(q.mT @ q, torch.eye(9, dtype=q.dtype).expand(3, 9, 9))
+    P = torch.eye(40, dtype=q.dtype) - q @ q.mT
+    torch.testing.assert_close(belief.covariance_matrix, q @ (q.mT @ whole @ q) @ q.mT + P @ torch.diag_embed(rest) @ P)
+    missed = P @ (w / w.norm(dim=-1, keepdim=True)).unsqueeze(-1)  # all of w but the share of 1 that keeps zeros apart
+    assert float(missed.norm(dim=(-2, -1)).max()) < 2e-3
+    softmax_only = favour.compile(model, x, posterior=posterior, directions=9)(x).covariance_matrix
+    assert bool(
+        ((belief.covariance_matrix - whole).norm(dim=(-2, -1)) < (softmax_only - whole).norm(dim=(-2, -1))).all()
+    )
+
+
+def test_auto_with_many_scores_behind_something_else_has_no_shift() -> None:
+    model, x, _ = _many_scores(False)
+    scores = nn.Sequential(model, nn.LogSoftmax(-1))
+    belief = favour.compile(scores, x)(x)
+    torch.testing.assert_close(belief.covariance_matrix, favour.compile(scores, x, directions=9)(x).covariance_matrix)
+
+
+def test_auto_with_many_scores_of_a_layer_without_any_shift() -> None:
+    model, x, _ = _many_scores(False)
+    model[-1].weight.zero_()
+    belief = favour.compile(model, x)(x)
+    torch.testing.assert_close(belief.covariance_matrix, torch.zeros(3, 40, 40, dtype=torch.float64))
+
+
+def test_auto_with_many_scores_keeps_columns_and_compiles() -> None:
+    model, x, _ = _many_scores(False)
+    predict = favour.compile(model, x, rank=3)
+    belief = predict(x)
+    assert belief.directions is not None and belief.directions.shape[0] == 9
+    traced = torch.compile(predict, fullgraph=True, backend="eager")(x)
+    torch.testing.assert_close(traced.covariance_matrix, belief.covariance_matrix)
+
+
+@pytest.mark.parametrize("method", ["adjoint", "diag"])
+def test_a_compiled_batch_of_one_equals_an_eager_one(method: str) -> None:
+    model, x, _ = _many_scores(False)
+    predict = favour.compile(model, x, method=method)
+    traced = torch.compile(predict, fullgraph=True, dynamic=False, backend="aot_eager")(x[:1])
+    torch.testing.assert_close(traced.covariance_matrix, predict(x).covariance_matrix[:1])
+
+
+def test_a_mean_over_places_compiles() -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.drop, self.b = nn.Linear(4, 6), nn.Dropout(0.2), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.drop(self.a(x)).mean(1))
+
+    torch.manual_seed(0)
+    x = torch.randn(3, 5, 4, dtype=torch.float64)
+    predict = favour.compile(Pooled().double(), x)
+    traced = torch.compile(predict, fullgraph=True, backend="eager")(x)
+    torch.testing.assert_close(traced.covariance_matrix, predict(x).covariance_matrix)
+
+
+def test_weight_rank_sends_covectors_through_short_weights() -> None:
+    """Σ = J_q N J_qᵀ, N the variances behind the dropout and J_q the rest of the network with rank-q weights."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 4, 3), nn.Dropout(0.3), nn.Conv2d(4, 6, 3, stride=2), nn.Flatten(), nn.Linear(24, 5)]
+    model = nn.Sequential(*layers).double().eval().requires_grad_(False)
+    x = torch.randn(3, 2, 7, 7, dtype=torch.float64)
+    noise = favour.compile(model[:2], x, method="diag")(x).variance.flatten(1)
+
+    def short(weight: Tensor, q: int) -> Tensor:
+        U, s, V = torch.linalg.svd(weight.flatten(1), full_matrices=False)
+        return (U[:, :q] * s[:q] @ V[:q]).reshape(weight.shape)
+
+    basis = torch.eye(100, dtype=torch.float64).reshape(100, 4, 5, 5)
+    for q in (2, 3, 5):
+        rows = torch.nn.functional.conv2d(basis, short(model[2].weight, q), stride=2).flatten(1)  # (100, 24)
+        J = short(model[4].weight, q) @ rows.T
+        belief = favour.compile(model, x, method="adjoint", weight_rank=q)(x)
+        torch.testing.assert_close(belief.covariance_matrix, J @ torch.diag_embed(noise) @ J.T)
+        torch.testing.assert_close(belief.mean, model(x))
+    whole = favour.compile(model, x, method="adjoint")(x)
+    long = favour.compile(model, x, method="adjoint", weight_rank=6)(x)
+    torch.testing.assert_close(long.covariance_matrix, whole.covariance_matrix)
+
+
 def test_directions_given_as_contrast() -> None:
     model, x = network("residual"), inputs()
     contrast = torch.tensor([[1.0, -1.0, 0.0]], dtype=F64)

@@ -54,6 +54,15 @@ def gaussian_reference(n, seed=0):
     return Reference.draw(sample, n, 5000, trials=(50, 200, 800), repeats=60)
 
 
+def test_compiled_modules_of_one_class_do_not_share_code():
+    """With guards on tensors only, as the benchmark has them, the first one's code would serve them all."""
+    keep = getattr(torch.compiler, "keep_tensor_guards_unsafe", None)
+    options = {} if keep is None else {"options": {"guard_filter_fn": keep}}
+    x = torch.ones(2, 3)
+    scaled = [samplers.compiled(samplers._Folded(nn.Identity(), draws), backend="eager", **options) for draws in (2, 5)]
+    assert [call(x).shape[0] for call in scaled] == [2, 5]
+
+
 def test_error_law_is_measured_as_the_fourth_moments_predict():
     reference = gaussian_reference(50_000)
     assert reference.constant == pytest.approx(reference.law, rel=0.1)

@@ -14,18 +14,18 @@ from torch import nn
 
 import favour
 from favour import metrics
-from favour.experiments import bootstrap, figures, jsd, ood, paper, regression
+from favour.experiments import bootstrap, data, figures, jsd, ood, paper, regression, selection
 from favour.experiments.checkpoint import decode, encode
 from favour.experiments.classification import compared, judged, nested
 from favour.experiments.headline import at_time, equivalent, headline, pareto
-from favour.experiments.methods import ADJOINT, Subject, generator, live, methods, times
+from favour.experiments.methods import ADJOINT, HEAD_MANY, MANY, Subject, generator, live, methods, times
 from favour.experiments.models import LeNet, Perceptron, rate, seed_of
 from favour.experiments.pack import pack
 from favour.experiments.profiles import PROFILES, profile
 from favour.experiments.record import Units, plain, read_json, stat, write_json
 from favour.experiments.reproduce import reproduce
 from favour.experiments.run import Run
-from favour.experiments.stack import CONVOLUTIONS, Stack, build
+from favour.experiments.stack import CONVOLUTIONS, TABLE_KL_WEIGHT, Stack, build
 from favour.experiments.tasks import Group, groups, table, training_set
 from favour.experiments.train_all import stages, train_all
 from favour.experiments.training import history, network, read, train
@@ -250,6 +250,18 @@ def test_bootstrap_verdict(better, shift, want):
     assert bootstrap.verdict("m", better, 1.0, 1.0 - shift, d)["verdict"] == want
 
 
+def test_methods_ask_for_draws(monkeypatch):
+    assert ADJOINT.asked == {} and HEAD_MANY.asked == {"estimator": "head", "draws": MANY}
+    assert HEAD_MANY in methods(TINY) and HEAD_MANY not in methods(TINY, pictures=False)
+    net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 3)).eval()
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    predict = favour.compile(net, x[:2])
+    with torch.no_grad():
+        z = predict.draws(x, n=MANY)
+        assert z.shape == (MANY, 4, 3)
+        torch.testing.assert_close(predict.probabilities(x, **HEAD_MANY.asked), z.softmax(-1).mean(0))
+
+
 def test_headline_counts_samples():
     curve = [(1, 4.0), (10, 2.0), (100, 1.0)]
     assert equivalent(curve, 0.5) == {"samples": 100.0, "at_least": True, "at_most": False}
@@ -320,6 +332,38 @@ def test_regression_noise_and_scores():
     assert found["test"]["rmse"] == pytest.approx(0.5 * rows.scale, rel=0.3)
     assert found["test"]["nll"] == pytest.approx(found["row_nll"].mean(), rel=1e-9)
     assert found["test"]["coverage95"] > 0.8
+
+
+def test_validated_fits_each_half_to_the_other():
+    y = torch.tensor([0.0, 2.0, 0.0, 6.0], dtype=torch.float64)
+    zero = torch.zeros(4, dtype=torch.float64)
+    want = torch.tensor([18.0, 18.0, 2.0, 2.0], dtype=torch.float64)
+    torch.testing.assert_close(regression.validated((zero, zero), y), want, rtol=1e-5, atol=0)  # found by iteration
+
+
+def test_selection_of_the_kl_weight_reads_no_test_row(monkeypatch):
+    reads = []
+
+    def spoiled(task, split, source):
+        found = table(task, split, source)
+        reads.append(split)
+        return dataclasses.replace(found, test=None)
+
+    monkeypatch.setattr(selection, "table", spoiled)
+    monkeypatch.setattr(selection, "SAMPLES", 20)
+    found = selection.validation_nll("diabetes", "embedded", (1e4, 0.1), splits=2, epochs=15)
+    assert set(found) == {"10000", "0.1"} and all(len(v) == 2 for v in found.values()) and set(reads) == {0, 1}
+    assert selection.best({"diabetes": found})[0] == "0.1"  # the other is held at the prior
+
+
+def test_kl_weight_is_kept(tmp_path):
+    group = Group("diabetes", "vi", (("vi", 0),))
+    data = training_set(group, "embedded")
+    assert train(group, data, tmp_path, 1, 32).kl_weight == TABLE_KL_WEIGHT
+    strong = train(group, data, tmp_path / "strong", 1, 32, kl_weight=50.0)
+    assert history(tmp_path / "strong" / "diabetes-vi.safetensors").kl_weight == strong.kl_weight == 50
+    dropout = Group("diabetes", "dropout", (("dropout10", 0),))
+    assert train(dropout, data, tmp_path, 1, 32).kl_weight is None
 
 
 def test_jsd_concordance():
@@ -411,6 +455,16 @@ def _check_results(folder: Path) -> None:
     ids = [m["id"] for m in task["methods"]]
     assert ids == [m.id for m in methods(PROFILES["tiny"])]
     assert {b["metric"] for b in task["bootstrap"]} == {"nll", "ece", "accuracy", "brier"}
+    assert [b["ours"] for b in task["bootstrap"][::4]] == [
+        "adjoint",
+        "adjoint nodes",
+        f"adjoint head {MANY}",
+        "control",
+    ]
+    assert all(b["time"]["forwards"] > 0 and b["estimator"] for b in task["bootstrap"])
+    for name in ("classification", "regression", "ood"):
+        (clock,) = files[name]["timing_environments"]
+        assert clock["device"] == "cpu" and clock["threads"] == torch.get_num_threads()
     assert all(len(m["metrics"]["nll"]["values"]) == 2 for m in task["methods"])
     for metric in ("nll", "accuracy"):
         assert any(m["pareto"][metric] for m in task["methods"])
@@ -424,7 +478,13 @@ def _check_results(folder: Path) -> None:
         assert rows["plain"]["auroc"]["jsd"] is None and rows["plain"]["auroc"]["entropy"]["mean"] > 0
         assert all(rows[k]["auroc"]["jsd"] is not None for k in rows if k != "plain")
     assert files["ood"]["summary"]["settings"] == 4
-    assert set(files["ood"]["summary"]["by_estimator"]) == {"jsd", "jsd_nodes", "jsd_head", "jsd_control"}
+    assert set(files["ood"]["summary"]["by_estimator"]) == {
+        "jsd",
+        "jsd_nodes",
+        "jsd_head",
+        "jsd_head_many",
+        "jsd_control",
+    }
     assert {p["id"] for p in files["jsd"]["panels"]} == {"small", "large"}
 
 
@@ -448,6 +508,29 @@ def test_reproduce_refuses(tmp_path, options, match):
         reproduce(**{"which": "jsd", "profile_name": "tiny", "out": tmp_path} | options)
     with pytest.raises(favour.FavourError, match="no profile"):
         profile("slow")
+
+
+def test_the_hub_is_asked_once(monkeypatch):
+    """Where it does not answer, `datasets` looks into its cache only."""
+    datasets = pytest.importorskip("datasets")
+    hub = pytest.importorskip("huggingface_hub")
+    asked, offline = [], []
+
+    def info(self, name, timeout):
+        asked.append((name, timeout))
+        raise OSError("no route")
+
+    def load(source, split):
+        offline.append(datasets.config.HF_HUB_OFFLINE)
+        raise ConnectionError("not in the cache")
+
+    monkeypatch.setattr(hub.HfApi, "dataset_info", info)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    before = datasets.config.HF_HUB_OFFLINE
+    with pytest.raises(favour.CorruptFile, match="cifar100"):
+        data.images("cifar100", "test", "hub")
+    assert len(asked) == 1 and asked[0][1] <= 5 and offline == [True]
+    assert before == datasets.config.HF_HUB_OFFLINE
 
 
 def test_pack_round_trip(tmp_path):

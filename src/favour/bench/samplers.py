@@ -69,6 +69,20 @@ def with_dropout(model: nn.Module) -> nn.Module:
     return noisy
 
 
+def compiled(module: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """`torch.compile` with a code object of its own.
+
+    What torch compiled is kept by code object and found again by guards. Where these are filtered (tensors only), two
+    modules of one class and of the same shapes would share what was compiled for the first.
+    """
+
+    def call(*args: Any) -> Any:
+        return module(*args)
+
+    call.__code__ = call.__code__.replace(co_name=f"call_{type(module).__name__}")
+    return torch.compile(call, **options)
+
+
 def folded(x: Tensor, draws: int) -> Tensor:
     """x repeated along the batch, (draws · batch, …)."""
     return x.expand(draws, *x.shape).flatten(0, 1)
@@ -101,7 +115,7 @@ class WordSampler:
             mask = WordDropout(dropout.p)
             setattr(self.module.get_submodule(parent), leaf, mask)
             self.masks.append((mask, size))
-        self.call = self.module if compiler is None else torch.compile(self.module, **compiler)
+        self.call = self.module if compiler is None else compiled(self.module, **compiler)
 
     def __call__(self, h: Tensor) -> Tensor:
         for mask, size in self.masks:
@@ -190,7 +204,7 @@ def cached(model: Split, x: Tensor, compiler: Mapping[str, Any] | None) -> Timed
         compiler: Arguments of `torch.compile`; None leaves out what needs a compiler.
     """
     h = model.trunk(x)
-    trunk = model.trunk if compiler is None else torch.compile(model.trunk, **compiler)
+    trunk = model.trunk if compiler is None else compiled(model.trunk, **compiler)
     predict = favour.compile(model.head, h[:2])
     per_draw = _tried({n: _bind(predict.sample, h, n=n) for n in chunk_sizes(len(x), widest(model, x))}, x.device)
     best = min(per_draw, key=per_draw.__getitem__)
@@ -201,7 +215,7 @@ def cached(model: Split, x: Tensor, compiler: Mapping[str, Any] | None) -> Timed
         return chosen
     for draws in sorted({best, max(per_draw)}):
         variants: dict[str, Callable[[Tensor], Tensor]] = {
-            "torch's dropout": torch.compile(_Folded(with_dropout(model.head), draws), **compiler)
+            "torch's dropout": compiled(_Folded(with_dropout(model.head), draws), **compiler)
         }
         if x.device.type == "cpu" and only_plain_dropout(model.head):
             variants["16-bit words"] = WordSampler(model.head, h, draws, compiler)

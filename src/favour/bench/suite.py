@@ -31,6 +31,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "directions": {"method": "adjoint", "directions": 3},
     "directions-bf16": {"method": "adjoint", "directions": 3, "precision": "bf16"},
     "dplr": {"method": "dplr"},
+    "dplr-r1": {"method": "dplr", "rank": 1},
     "dplr-r2": {"method": "dplr", "rank": 2},
     "diag": {"method": "diag"},
 }
@@ -56,6 +57,11 @@ class Options:
     limit: float = 4.0  # seconds a plain forward pass may take
     graphs: bool = False  # CUDA graphs for all that is compiled
     seed: int = 0
+
+    def describe(self) -> dict[str, Any]:
+        """For the record, without the user's folders."""
+        folders = {k: "a local folder" for k in ("data", "checkpoints") if getattr(self, k) is not None}
+        return dataclasses.asdict(self) | folders
 
     @property
     def compiler(self) -> dict[str, Any]:
@@ -115,7 +121,7 @@ def run(
     result: dict[str, Any] = {
         "format": record.FORMAT,
         "environment": record.environment(asked.device),
-        "options": dataclasses.asdict(asked),
+        "options": asked.describe(),
         "networks": {},
         "baselines": [],
         "rows": [],
@@ -191,7 +197,7 @@ def measure(network: Network, asked: Options, result: dict[str, Any], tell: Call
 def _unsuitable(method: str, outputs: int) -> str | None:
     settings = METHODS[method]
     if settings.get("method") == "adjoint" and "directions" not in settings and outputs > COVECTORS:
-        return f"{outputs} outputs would need as many covectors; `auto` takes the leading directions instead"
+        return f"{outputs} outputs would need as many covectors; `auto` takes a few directions instead"
     if settings.get("directions", 0) > outputs:
         return f"{settings['directions']} directions of {outputs} output{'s' * (outputs > 1)}"
     return None
@@ -243,7 +249,7 @@ def _batch(
     ]
     candidates: dict[str, Callable[[], Any]] = {"forward": lambda: model(x)}
     if compiles:
-        plain = torch.compile(model, **asked.compiler)
+        plain = samplers.compiled(model, **asked.compiler)
         candidates["forward, compiled"] = lambda: plain(x)
     for sampler in drawn:
         candidates[sampler.name] = sampler.chunk
@@ -252,9 +258,9 @@ def _batch(
     rows: list[tuple[str, str]] = []
     for name, predict in predictors.items():
         for mode in asked.modes:
-            call: nn.Module = predict
+            call: Callable[..., Any] = predict
             if mode == "compiled":
-                call = torch.compile(predict, fullgraph=True, **asked.compiler)  # type: ignore[assignment]
+                call = samplers.compiled(predict, fullgraph=True, **asked.compiler)
             tell(f"{network.title}, batch {batch}: {name}, {mode}")
             failure = _failure(call, x)
             if failure:

@@ -19,8 +19,8 @@ def bench(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="auto, adjoint, adjoint-bf16, adjoint-r8, directions, directions-bf16, dplr, dplr-r2, diag; commas "
-            "between them. By default auto,dplr,diag."
+            help="auto, adjoint, adjoint-bf16, adjoint-r8, directions, directions-bf16, dplr, dplr-r1, dplr-r2, diag; "
+            "commas between them. By default auto,dplr,diag."
         ),
     ] = None,
     batch: Annotated[str, typer.Option(help="Batch sizes, with commas between them.")] = "1,32,512",

@@ -41,6 +41,12 @@ def reproduce(
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    time_device: Annotated[
+        str,
+        typer.Option(
+            help="Where methods are timed: cpu or cuda. Such small networks are not what a GPU is timed with."
+        ),
+    ] = "cpu",
     out: Annotated[Path, typer.Option(help="Folder of the results; an interrupted run there is continued.")] = Path(
         "results/reproduce"
     ),
@@ -58,7 +64,7 @@ def reproduce(
 
     if threads > 0:
         torch.set_num_threads(threads)
-    run(experiment.value, profile.value, data, device, out, checkpoints, seed)
+    run(experiment.value, profile.value, data, device, out, checkpoints, seed, time_device=time_device)
 
 
 def report(

@@ -34,6 +34,7 @@ HUB = {
 }
 UCI = ("boston", "concrete", "energy", "kin8nm", "power")
 EMBEDDED_SPLITS = 20
+PATIENCE = 5.0  # seconds to wait for the hub
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,10 @@ def images(name: str, part: str, data: str | Path | None = None) -> Split:
             "the source `hub` to fetch it."
         )
     quiet = datasets.utils.are_progress_bars_disabled()
+    offline = datasets.config.HF_HUB_OFFLINE
     try:
         datasets.disable_progress_bars()
+        datasets.config.HF_HUB_OFFLINE = offline or (hub and not _reachable(source))  # then from its cache, or not
         table = datasets.load_dataset(source, split=part)
         label = next(n for n in ("label", "labels", "fine_label") if n in table.column_names)
         picture = "image" if "image" in table.column_names else "img"
@@ -91,11 +94,22 @@ def images(name: str, part: str, data: str | Path | None = None) -> Split:
             f"The set is to be had as {HUB[name]}."
         ) from error
     finally:
+        datasets.config.HF_HUB_OFFLINE = offline
         if not quiet:
             datasets.enable_progress_bars()
     stacked = torch.from_numpy(pixels)
     stacked = stacked.unsqueeze(1) if stacked.ndim == 3 else stacked.permute(0, 3, 1, 2)
     return Split(stacked.contiguous(), torch.tensor(np.asarray(table[label])))
+
+
+def _reachable(name: str) -> bool:
+    """Whether the hub answers at all: one short question, where `load_dataset` would try six times for 25 s."""
+    hub = require("huggingface_hub")
+    try:
+        hub.HfApi().dataset_info(name, timeout=PATIENCE)
+    except Exception as error:
+        return isinstance(error, hub.errors.HfHubHTTPError)  # an answer, if a bad one
+    return True
 
 
 def scaled(x: Tensor) -> Tensor:

@@ -5,9 +5,10 @@ pictures of the set trained on and of another set; how well it tells them apart 
 precision–recall curve, unusual pictures positive. Scores are those of `favour.scores`; JSD and KL need a distribution,
 so plain inference has none. The Mahalanobis distance is fitted to the plain logits of training pictures.
 
-The JSD of a Favour pass is estimated in three ways: by the paper's lemma (`jsd`), which holds for small covariances; by
+The JSD of a Favour pass is estimated in four ways: by the paper's lemma (`jsd`), which holds for small covariances; by
 fixed nodes of the Gaussian (`jsd_nodes`); and from fixed draws of the last layers with the mean and covariance of the
-belief (`jsd_head`, the row "adjoint and head"), which keep the skewness that strong dropout gives to logits.
+belief, which keep the skewness that strong dropout gives to logits: the default number (`jsd_head`) or many
+(`jsd_head_many`). Each is timed from pictures to scores by itself.
 
 As a control the same test is put to as many fresh samples (`jsd_control`): resampling inputs does not see the chance in
 the draws themselves, so now and then samples are "worse" than samples.
@@ -17,7 +18,7 @@ Samples "at equal time" are as many as the cached sampler draws in the time of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,15 +29,28 @@ import favour
 from favour import metrics, scores
 from favour.errors import FavourError
 from favour.experiments import bootstrap, paper
-from favour.experiments.classification import chunks, timing
-from favour.experiments.data import Split
+from favour.experiments.classification import chunks
+from favour.experiments.data import Split, scaled
 from favour.experiments.headline import headline
-from favour.experiments.methods import ADJOINT, HEAD, PLAIN, Method, Subject, cached, dplr, generator, naive, times
+from favour.experiments.methods import (
+    ADJOINT,
+    HEAD,
+    HEAD_MANY,
+    NODES,
+    PLAIN,
+    Method,
+    Subject,
+    cached,
+    dplr,
+    generator,
+    medians,
+    naive,
+    times,
+)
 from favour.experiments.profiles import PAPER_EPOCHS
 from favour.experiments.record import digest, stat, write_json
 from favour.experiments.run import Run
 from favour.experiments.tasks import ALL_MODELS, TITLES, pictures
-from favour.head import draws
 
 SCORES = [
     {"id": "jsd", "title": "JSD"},
@@ -47,13 +61,15 @@ SCORES = [
 ]
 MODEL_TITLES = {"vi": "Bayes", "dropout10": "DO 10%", "dropout25": "DO 25%", "dropout50": "DO 50%"}
 DPLR = dplr(2)
+HEADS = (HEAD, HEAD_MANY)
 CHUNK = 500
 REQUIRED = 10
 NOTES = [
     "Areas are of ours as fractions, of the paper's in per cent, as printed there.",
     "Repeats are networks trained from different seeds; the paper repeats the inference of one network.",
-    "Favour's JSD is the closed form of the paper's lemma, but for the row with the head: there it is that of fixed "
-    "draws of the last layers. That of samples is their own divergence.",
+    "Favour's JSD is the closed form of the paper's lemma, but for the rows with draws of the head: there it is that "
+    "of fixed draws of the last layers. That of samples is their own divergence.",
+    "Times are from a batch of pictures to its JSD, for plain inference to class probabilities.",
 ]
 Pair = tuple[str, str]
 
@@ -103,8 +119,9 @@ def belief_based(subject: Subject, method: Method, x: Tensor, rate: scores.Mahal
     for chunk in chunks(x, subject.device, CHUNK):
         if method.family == "plain":
             parts.append(belief_scores(favour.Belief.point(subject.net(chunk)), rate, True))
-        elif method is HEAD:
-            parts.append(draw_scores(draws(subject.predictor(method.settings, chunk), chunk), rate))
+        elif method in HEADS:
+            predict = subject.predictor(method.settings, chunk)
+            parts.append(draw_scores(predict.draws(chunk, n=method.settings.get("draws")), rate))
         else:
             parts.append(belief_scores(subject.predictor(method.settings, chunk)(chunk), rate, False))
     return _joined(parts)
@@ -126,6 +143,31 @@ def draw_based(
             part.append(many[-1]["jsd"] if n == max(numbers) else scores.jsd(z[:n]))
     jsd = {n: torch.cat(part).double().cpu().numpy() for n, part in nested.items()}
     return _joined(few), _joined(many), jsd
+
+
+@torch.no_grad()
+def timing(subject: Subject, every: Sequence[Method], x: Tensor, rounds: int) -> dict[str, float]:
+    """Seconds from a batch of pictures to its JSD, of plain inference to probabilities."""
+    batch = scaled(x).to(subject.device)
+    net = subject.load(0)
+    random = generator(subject.device, 0)
+
+    def call(method: Method) -> Callable[[], Any]:
+        n = method.n or 0
+        if method.family == "plain":
+            return lambda: net(batch).softmax(-1)
+        if method.family == "naive":
+            return lambda: scores.jsd(torch.stack(list(subject.naive_draws(batch, n))))
+        if method.family == "cached":
+            return lambda: scores.jsd(favour.sample(net, batch, n, generator=random))
+        predict = subject.predictor(method.settings, batch)
+        if method in HEADS:
+            return lambda: scores.jsd(predict.draws(batch, n=method.settings.get("draws")))
+        options = method.asked
+        return lambda: scores.jsd(predict(batch), **options)
+
+    with torch.random.fork_rng(devices=[]):
+        return medians({m.id: call(m) for m in every}, rounds, subject.device.type == "cuda")
 
 
 def areas(usual: dict[str, np.ndarray], unusual: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
@@ -183,7 +225,8 @@ def summary(done: Sequence[dict[str, Any]]) -> dict[str, Any]:
     judged = [(p["id"], m["model"], boot) for p in done for m in p["models"] for boot in m["bootstrap"]]
     found: dict[str, dict[str, Any]] = {}
     for pair, model, boot in judged:
-        entry = found.setdefault(boot["score"], {"settings": 0, "not_worse": 0, "worse": [], "required": REQUIRED})
+        names = {"estimator": boot["estimator"], "settings": 0, "not_worse": 0}
+        entry = found.setdefault(boot["score"], names | {"worse": [], "required": REQUIRED})
         entry["settings"] += 1
         entry["not_worse"] += boot["verdict"] != "worse"
         if boot["verdict"] == "worse":
@@ -219,18 +262,19 @@ def one_model(run: Run, pair: Pair, model: str, usual: Split, unusual: Split, tr
     units, profile = run.units("ood"), run.profile
     subject = run.subject(task, model)
     key = {"epochs": run.epochs(task, model)}
-    timed = [PLAIN, naive(1), *map(cached, profile.cached), DPLR, ADJOINT, HEAD]
-    seconds = units.get(
-        (task, model, "timing"),
+    timed = [PLAIN, naive(1), *map(cached, profile.cached), DPLR, ADJOINT, NODES, *HEADS]
+    seconds = run.timed(
+        "ood",
+        subject,
         key | {"methods": digest([m.id for m in timed])},
-        lambda: timing(subject, timed, usual.x[: profile.time_inputs], profile.rounds),
+        lambda own: timing(own, timed, usual.x[: profile.time_inputs], profile.rounds),
     )
     clock = times(seconds, timed)
     equal = max(2, int(clock["adjoint"]["cached_samples"] or 0))
     equal = min(equal, max(profile.cached))
     largest = max(profile.cached)
     found: dict[str, list[dict[str, Any]]] = {}
-    work = [(r, m) for r in range(profile.repeats) for m in (PLAIN, DPLR, ADJOINT, HEAD, "samples", "control")]
+    work = [(r, m) for r in range(profile.repeats) for m in (PLAIN, DPLR, ADJOINT, *HEADS, "samples", "control")]
     for repeat, method in run.track(work, f"OOD, {TITLES[task]} and {TITLES[other]}, {MODEL_TITLES[model]}"):
 
         def compute(repeat: int = repeat, method: Any = method) -> dict[str, Any]:
@@ -261,7 +305,7 @@ def one_model(run: Run, pair: Pair, model: str, usual: Split, unusual: Split, tr
                 return {"areas": areas(inside, outside), "usual": inside["jsd"], "unusual": outside["jsd"]}
             inside, outside = (belief_based(subject, method, s.x, rate) for s in (usual, unusual))
             value: dict[str, Any] = {"areas": areas(inside, outside)}
-            if method in (ADJOINT, HEAD):
+            if method in (ADJOINT, *HEADS):
                 value |= {"usual": inside["jsd"], "unusual": outside["jsd"]}
             if method is ADJOINT:
                 value |= {"usual_nodes": inside["jsd_nodes"], "unusual_nodes": outside["jsd_nodes"]}
@@ -290,7 +334,14 @@ def assembled(
         (PLAIN, "plain", "Freq.", "Freq.", [f["areas"] for f in found["plain"]]),
         (DPLR, "favour-dplr", "Favour, dplr", "Favour", [f["areas"] for f in found[DPLR.id]]),
         (ADJOINT, "favour-adjoint", "Favour, adjoint", "Favour", [f["areas"] for f in found["adjoint"]]),
-        (HEAD, "favour-head", "Favour, adjoint and head", "Favour", [f["areas"] for f in found[HEAD.id]]),
+        (HEAD, "favour-head", f"Favour, {HEAD.label}", "Favour", [f["areas"] for f in found[HEAD.id]]),
+        (
+            HEAD_MANY,
+            "favour-head-many",
+            f"Favour, {HEAD_MANY.label}",
+            "Favour",
+            [f["areas"] for f in found[HEAD_MANY.id]],
+        ),
         (
             cached(equal),
             "samples-equal-time",
@@ -315,16 +366,21 @@ def assembled(
     def kept(of: str, suffix: str = "") -> list[tuple[Tensor, Tensor]]:
         return [(torch.from_numpy(f["usual" + suffix]), torch.from_numpy(f["unusual" + suffix])) for f in found[of]]
 
+    fresh = stat([f["areas"]["auroc"]["jsd"] for f in found["control"]])
+    lemma, nodes = (by["favour-adjoint"][k] for k in ("jsd", "jsd_nodes"))
+    draws, many = (m.label.removeprefix("adjoint, ") for m in HEADS)
+    theirs = f"cached-{largest}"
     estimators = [
-        ("jsd", "adjoint", kept("adjoint"), by["favour-adjoint"]["jsd"]),
-        ("jsd_nodes", "adjoint", kept("adjoint", "_nodes"), by["favour-adjoint"]["jsd_nodes"]),
-        ("jsd_head", HEAD.id, kept(HEAD.id), by["favour-head"]["jsd"]),
-        ("jsd_control", "fresh samples", kept("control"), stat([f["areas"]["auroc"]["jsd"] for f in found["control"]])),
+        ("jsd", ADJOINT.id, "closed form", kept("adjoint"), lemma),
+        ("jsd_nodes", NODES.id, "nodes of the Gaussian", kept("adjoint", "_nodes"), nodes),
+        ("jsd_head", HEAD.id, draws, kept(HEAD.id), by["favour-head"]["jsd"]),
+        ("jsd_head_many", HEAD_MANY.id, many, kept(HEAD_MANY.id), by["favour-head-many"]["jsd"]),
+        ("jsd_control", theirs, f"{largest:,} fresh samples, the control", kept("control"), fresh),
     ]
     tests = []
-    for score, own, ours, area in estimators:
+    for score, own, estimator, ours, area in estimators:
         differences = bootstrap.auroc(ours, kept("samples"), run.profile.resamples, run.seed)
-        names = {"score": score, "ours": own, "theirs": f"cached-{largest}"}
+        names = {"score": score, "ours": own, "theirs": theirs, "estimator": estimator, "time": clock.get(own)}
         other = by["samples-1000"]["jsd"]["mean"]
         tests.append(bootstrap.verdict("auroc", "higher", area["mean"], other, differences, **names))
     numbers = [int(n) for n in found["samples"][0]["curve"]]
@@ -333,9 +389,10 @@ def assembled(
     ]
     title = f"{TITLES[pair[0]]} against {TITLES[pair[1]]}, {MODEL_TITLES[model]}"
 
-    def worth(own: dict[str, Any], method: str) -> dict[str, Any]:
-        values = {"jsd": own["jsd"]["mean"]}
-        return headline(title, {"jsd": curve}, values, {"jsd": "higher"}, clock.get(method)) | {"ours": method}
+    def worth(of: str) -> dict[str, Any]:
+        test = next(t for t in tests if t["score"] == of)
+        found = headline(title, {"jsd": curve}, {"jsd": test["ours_mean"]}, {"jsd": "higher"}, test["time"])
+        return found | {"ours": test["ours"], "estimator": test["estimator"]}
 
     return {
         "model": model,
@@ -344,6 +401,6 @@ def assembled(
         "bootstrap": tests,
         "accuracy": stat([f["accuracy"] for f in found["plain"]]),
         "curve": [{"n": n, "auroc": v} for n, v in curve],
-        "headline": worth(by["favour-adjoint"], "adjoint"),
-        "headline_head": worth(by["favour-head"], HEAD.id),
+        "headline": worth("jsd"),
+        "other_headlines": [worth("jsd_head"), worth("jsd_head_many")],
     }

@@ -29,7 +29,7 @@ from favour.experiments.headline import headline
 from favour.experiments.methods import NAIVE_RUN, Method, Subject, generator, medians, methods, times
 from favour.experiments.models import TITLES as MODEL_TITLES
 from favour.experiments.profiles import PAPER_EPOCHS
-from favour.experiments.record import stat, write_json
+from favour.experiments.record import digest, stat, write_json
 from favour.experiments.run import Run
 from favour.experiments.tasks import TABLE_MODELS, TITLES, Table, table
 from favour.predictive import fit_noise
@@ -46,7 +46,6 @@ NOTES = [
     "Samples are scored through a Gaussian fitted to their cloud, as the paper does.",
     "The observations' noise is fitted to validation rows, for every method by itself; where validation rows are "
     "judged, each half with the noise of the other.",
-    "VI is trained with a tenth of the KL term.",
 ]
 
 Moments = tuple[Tensor, Tensor]  # mean and variance, (N,)
@@ -88,6 +87,15 @@ def noise(found: Moments, y: Tensor) -> float:
     return max(1e-6, float(fit_noise(belief, y.double().unsqueeze(1))))
 
 
+def validated(found: Moments, y: Tensor) -> Tensor:
+    """Variances of validation rows, the noise of each half fitted to the other half."""
+    half = len(y) // 2
+    variance = torch.empty_like(y)
+    for part, other in ((slice(0, half), slice(half, None)), (slice(half, None), slice(0, half))):
+        variance[part] = found[1][part] + noise((found[0][other], found[1][other]), y[other])
+    return variance
+
+
 def scored(mean: Tensor, stddev: Tensor, y: Tensor, scale: float) -> dict[str, float]:
     """All metrics, in the target's unit."""
     half = 1.959963984540054 * stddev
@@ -106,13 +114,9 @@ def judged(validation: Moments, test: Moments, rows: Table) -> dict[str, Any]:
     stddev = (test[1] + s2).sqrt()
     u = (y - test[0]) / stddev
     nll = 0.5 * (u.square() + math.log(2 * math.pi)) + stddev.log() + math.log(rows.scale)
-    half = len(held) // 2
-    crossed = torch.empty_like(held)
-    for part, other in ((slice(0, half), slice(half, None)), (slice(half, None), slice(0, half))):
-        crossed[part] = validation[1][part] + noise((validation[0][other], validation[1][other]), held[other])
     return {
         "test": scored(test[0], stddev, y, rows.scale),
-        "validation": scored(validation[0], crossed.sqrt(), held, rows.scale),
+        "validation": scored(validation[0], validated(validation, held).sqrt(), held, rows.scale),
         "noise": s2 * rows.scale**2,
         "row_nll": nll.numpy(),
         "row_square": ((y - test[0]) * rows.scale).square().numpy(),
@@ -158,9 +162,21 @@ def regression(run: Run) -> dict[str, Any]:
     for i, (task, model) in enumerate(pairs):
         body["tasks"] += one_task(run, task, model)
         content = run.envelope("regression", pairs, PAPER_EPOCHS["regression"], NOTES) | body
+        content["notes"] += kl_notes(content["training"])
         content["complete"] = i + 1 == len(pairs)
         write_json(run.out / "regression.json", content)
     return content
+
+
+def kl_notes(trainings: Sequence[dict[str, Any]]) -> list[str]:
+    """What the KL term of VI counted, as the networks' files say."""
+    weights = sorted({t["kl_weight"] for t in trainings if t.get("kl_weight") is not None})
+    if not weights:
+        return []
+    shown = ", ".join(f"{w:g}" for w in weights)
+    return [
+        f"VI is trained with {shown} times the KL term, chosen on validation rows (`favour.experiments.selection`)."
+    ]
 
 
 def one_task(run: Run, task: str, model: str) -> list[dict[str, Any]]:
@@ -170,7 +186,12 @@ def one_task(run: Run, task: str, model: str) -> list[dict[str, Any]]:
     key = {"epochs": run.epochs(task, model)}
     tables = [table(task, split, run.source) for split in range(profile.splits)]
     batch = torch.cat([tables[0].test.x, tables[0].validation.x, tables[0].train.x])[: profile.time_inputs]
-    seconds = units.get((task, model, "timing"), key, lambda: timing(subject, every, batch, profile.rounds))
+    seconds = run.timed(
+        "regression",
+        subject,
+        key | {"methods": digest([m.id for m in every])},
+        lambda own: timing(own, every, batch, profile.rounds),
+    )
     families = {"naive": [n for n in profile.naive if n <= NAIVE_RUN], "cached": list(profile.cached)}
     first = {f: next(m for m in every if m.family == f) for f in families}
     alone = [m for m in every if m.family in ("plain", "dplr", "adjoint")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ class Run:
         device: Where networks are evaluated.
         seed: Of training; sampling has the next.
         quiet: No progress bars.
+        time_device: Where methods are timed.
     """
 
     profile: Profile
@@ -35,23 +36,34 @@ class Run:
     device: str = "cpu"
     seed: int = 0
     quiet: bool = False
-    _units: dict[str, Units] = field(default_factory=dict)
+    time_device: str = "cpu"
+    _units: dict[tuple[str, str], Units] = field(default_factory=dict)
 
-    def units(self, experiment: str) -> Units:
-        """The units of an experiment; the same object each time."""
-        if experiment not in self._units:
+    def units(self, experiment: str, kind: str = "quality") -> Units:
+        """The units of an experiment, of `"quality"` or of `"time"`; the same object each time."""
+        if (experiment, kind) not in self._units:
             sizes = {k: v for k, v in self.profile.describe().items() if k not in ("epochs", "least")}
             key = {"sizes": digest(sizes), "seed": self.seed, "code": code_digest()}
-            self._units[experiment] = Units(self.out / "units" / experiment, key, environment(self.device))
-        return self._units[experiment]
+            where = environment(self.device if kind == "quality" else self.time_device)
+            self._units[experiment, kind] = Units(self.out / "units" / experiment, key, where)
+        return self._units[experiment, kind]
+
+    def timed(
+        self, experiment: str, subject: Subject, key: Mapping[str, Any], clock: Callable[[Subject], dict[str, float]]
+    ) -> dict[str, float]:
+        """Seconds of each method for a network, measured on `time_device`."""
+        task, model = subject.group.task, subject.model
+        own = subject if self.device == self.time_device else self.subject(task, model, self.time_device)
+        full = {**key, "device": self.time_device}
+        return self.units(experiment, "time").get((task, model, "timing"), full, lambda: clock(own))
 
     def group(self, task: str, model: str) -> Group:
         """The group that a network is trained in."""
         kind = "vi" if model == "vi" else "dropout"
         return next(g for g in groups(self.profile, self.source, [task]) if g.kind == kind)
 
-    def subject(self, task: str, model: str) -> Subject:
-        return Subject(self.group(task, model), model, self.checkpoints, self.device)
+    def subject(self, task: str, model: str, device: str | None = None) -> Subject:
+        return Subject(self.group(task, model), model, self.checkpoints, device or self.device)
 
     def epochs(self, task: str, model: str) -> int:
         """How long a network was trained; part of the key of what is computed from it."""
@@ -92,6 +104,7 @@ class Run:
                     "trained_together": len(done.members),
                     "device": done.device,
                     "seconds": done.seconds,
+                    "kl_weight": done.kl_weight if model == "vi" else None,
                 }
             )
         where = self.units(experiment).environments or [environment(self.device)]
@@ -101,6 +114,7 @@ class Run:
             "profile": self.profile.describe(),
             "environment": where[0],
             "other_environments": where[1:],
+            "timing_environments": self.units(experiment, "time").environments,
             "seeds": {"training": self.seed, "sampling": self.seed + 1},
             "data": {"source": self.source if self.source in ("hub", "embedded") else "a local folder"},
             "training": training,

@@ -36,6 +36,7 @@ def train_all(
     minutes: float | None = None,
     seed: int = 0,
     convolution: str | None = None,
+    kl_weight: float | None = None,
     report: Callable[[Group, int, Trained], Any] | None = None,
 ) -> bool:
     """Train every group of a profile; False if the time ran out first."""
@@ -58,7 +59,8 @@ def train_all(
             batch = chosen.batch[0 if group.pictures else 1]
             told = None if report is None else (lambda e, t, g=group: report(g, e, t))
             how = convolution or convolutions.get(group.name)
-            trained = train(group, kept[key], folder, goal, batch, device, seed, how, deadline=deadline, report=told)
+            weight = None if group.pictures else kl_weight
+            trained = train(group, kept[key], folder, goal, batch, device, seed, how, weight, deadline, told)
             convolutions[group.name] = trained.convolution
             if trained.epochs < goal:
                 return False
@@ -75,6 +77,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="stop after this time; the next run continues")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--convolution", help="loop, grouped, patches or 'bf16 patches'")
+    parser.add_argument("--kl-weight", type=float, help="of VI on tables, instead of the one `selection` chose")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
@@ -101,6 +104,7 @@ def main() -> None:
         options.minutes,
         options.seed,
         options.convolution,
+        options.kl_weight,
         report,
     )
     for path in sorted(options.out.glob("*.safetensors")):

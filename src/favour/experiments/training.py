@@ -47,6 +47,7 @@ class Trained:
     members: list[tuple[str, int]]
     loss: list[float]
     convolution: str = ""
+    kl_weight: float | None = None  # of VI; None in files that do not say
 
     @staticmethod
     def read(metadata: dict[str, str]) -> Trained:
@@ -126,7 +127,7 @@ def fresh_stack(group: Group, data: TrainingSet, seed: int = 0) -> Stack:
     return Stack(networks, [m for m, _ in group.members])
 
 
-class _Step:
+class Step:
     """One step of Adam on a batch of indices, recorded as a CUDA graph where there is a GPU."""
 
     def __init__(self, stack: Stack, data: TrainingSet, batch: int) -> None:
@@ -213,7 +214,7 @@ def fastest(stack: Stack, data: TrainingSet, batch: int) -> str:
     before = {name: t.clone() for name, t in stack.state().items()}
     for name in tuple(CONVOLUTIONS)[1:]:
         stack.convolution = CONVOLUTIONS[name]
-        step = _Step(stack, data, batch)
+        step = Step(stack, data, batch)
         step.record()
         for _ in range(3):
             step(step.index)
@@ -239,6 +240,7 @@ def train(
     device: str | torch.device = "cpu",
     seed: int = 0,
     convolution: str | None = None,
+    kl_weight: float | None = None,
     deadline: float | None = None,
     report: Callable[[int, Trained], Any] | None = None,
 ) -> Trained:
@@ -253,6 +255,7 @@ def train(
         device: `"cpu"` or `"cuda"`.
         seed: Of everything.
         convolution: One of `CONVOLUTIONS`; by default a loop on a CPU, and on a GPU the fastest.
+        kl_weight: Of VI; by default 1 for pictures and `TABLE_KL_WEIGHT` for tables.
         deadline: A value of `time.monotonic()` at which to stop after an epoch.
         report: Called after every epoch with its number.
 
@@ -276,7 +279,9 @@ def train(
         if group.pictures and not convolution:
             convolution = "loop" if place.type == "cpu" else fastest(stack, data, batch)
         stack.convolution = CONVOLUTIONS[convolution or "loop"]
-        step = _Step(stack, data, batch)
+        if kl_weight is not None:
+            stack.kl_weight = kl_weight
+        step = Step(stack, data, batch)
         spent = 0.0
         first, losses = 0, [0.0]
         if resume.is_file() or product.is_file():
@@ -288,11 +293,12 @@ def train(
         step.record()
         start = saved = time.monotonic()
         fixed = (data.inputs, batch, device_name(place), list(group.members))
-        trained = Trained(first, spent, *fixed, losses, convolution or "")
+        how = (convolution or "", float(stack.kl_weight) if stack.bayesian else None)
+        trained = Trained(first, spent, *fixed, losses, *how)
         for epoch in range(first, epochs):
             losses = step.epoch(seed_of(seed, group.name, "epoch", epoch))
             now = time.monotonic()
-            trained = Trained(epoch + 1, spent + now - start, *fixed, losses, convolution or "")
+            trained = Trained(epoch + 1, spent + now - start, *fixed, losses, *how)
             last = epoch + 1 == epochs or (deadline is not None and now >= deadline)
             if last or now - saved > SAVE_EVERY:
                 save(resume, stack.state() | step.moments(), trained)

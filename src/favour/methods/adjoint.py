@@ -14,7 +14,9 @@ batch of one. And independent element-wise draws on either side of an identity (
 behind it) share their covectors, so their variances are added before the Gram matrix is taken, once.
 
 Cost in forward passes, for k covectors: 1 for the mean, then, over the part behind the first noise, 1 for variances
-and k for the way back.
+and k for the way back. With weights of rank q (`weight_rank`) the way back costs q(m + n)/(mn) of that at an m × n
+layer, and a convolution's q/m and a change of channels; means and variances keep the whole weights. What that is worth
+is measured by `benchmarks/subinference.py`: little.
 """
 
 from __future__ import annotations
@@ -32,7 +34,13 @@ Inputs = list[tuple[str, Value, Value]]
 
 
 def reverse(
-    sweep: Sweep, output: Value, covectors: Tensor, inputs: Inputs, *, apart: bool = False
+    sweep: Sweep,
+    output: Value,
+    covectors: Tensor,
+    inputs: Inputs,
+    *,
+    apart: bool = False,
+    weight_rank: int | None = None,
 ) -> dict[str, Tensor]:
     """Covariance of the outputs in the given directions, by source.
 
@@ -42,6 +50,7 @@ def reverse(
         covectors: (k, batch or 1, *event).
         inputs: Uncertain inputs: name, the value as given (its covariance is exact) and the value the sweep saw.
         apart: Keep every source apart; otherwise what can be added early is.
+        weight_rank: q, to send covectors through rank-q approximations of the weights (sub-inference).
 
     Returns:
         Source label to (batch, k, k). Their sum is the covariance.
@@ -81,7 +90,8 @@ def reverse(
                 carried[id(ahead)] = variance
             else:
                 add(label, weighted_gram(g, variance))
-        for x, G in entry.surrogate.maps:
+        for x, full in entry.surrogate.maps:
+            G = full if weight_rank is None or full.compressed is None else full.compressed(weight_rank)
             back = G.transpose(g if G.any_batch else _whole(g, batch))
             waiting[id(x)] = waiting[id(x)] + back if id(x) in waiting else back
     for label, pulled in shared.values():

@@ -6,9 +6,9 @@ The unit of cost is one forward pass. With t the share of it that lies behind th
     dplr, rank r, K iterations    1 + t(1 + r + 2rK)
 
 both beside the element-wise work, which is the same. The reverse sweep over all n outputs is exact for its
-surrogates, so it is taken while it stays affordable; with more outputs it is taken over the leading directions of a
-softmax if the output looks like
-class scores (one axis), else `dplr` gives every output's marginal and the leading correlations.
+surrogates, so it is taken while it stays affordable. With more outputs it is taken over the leading directions of a
+softmax and the common shift of all scores (`directions`) if the output looks like class scores (one axis); else `dplr`
+gives every output's marginal and the leading correlations.
 `benchmarks/choice.py` compares these predictions with measured times.
 """
 
@@ -28,17 +28,21 @@ DEFAULT_RANK = {"dplr": 4, "adjoint": 0}
 # `auto` goes through all outputs while that is predicted to cost at most this many forward passes.
 AFFORDABLE = 24.0
 
-# Directions where there are too many outputs.
+# Directions of a softmax where there are too many outputs; the common shift is one more.
 DIRECTIONS = 8
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A method, its number of covectors (None: one per output) and its predicted cost in forward passes."""
+    """A method, its number of covectors (None: one per output) and its predicted cost in forward passes.
+
+    `shift` says that one of the covectors is for the common shift of all class scores.
+    """
 
     method: str
     covectors: int | None
     forwards: float
+    shift: bool = False
 
 
 def multiplications(node: Node, sizes: Mapping[str, int] | None = None) -> int:
@@ -91,5 +95,5 @@ def choose(plan: Plan, settings: Settings, scores: bool = True) -> Choice:
     if settings.method == "adjoint" or every <= AFFORDABLE:
         return Choice("adjoint", None, every)
     if scores and all(o.shape is not None and len(o.shape) == 2 for o in uncertain):
-        return Choice("adjoint", DIRECTIONS, predicted(plan, settings, "adjoint", DIRECTIONS))
+        return Choice("adjoint", DIRECTIONS + 1, predicted(plan, settings, "adjoint", DIRECTIONS + 1), shift=True)
     return Choice("dplr", None, predicted(plan, settings, "dplr", n))

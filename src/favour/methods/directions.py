@@ -6,6 +6,17 @@ divergence and the class probabilities see of Σ is its product with the Jacobia
 the few classes that have probability, and subspace iteration started from the k most probable classes finds them in a
 few products Jv = p∘v − p(p·v). Only the M most probable classes take part (M = 4k, at least 16), so that all that grows
 with the number of classes is one pass to find them.
+
+J has a null vector: a softmax does not see a shift 1 = (1, …, 1) of all scores. Nothing in training holds such a shift
+back, and in networks with many classes it is often the largest direction of Σ by far (99% of ‖Σ‖²_F in a 1,000-class
+perceptron), while the directions above are all orthogonal to it. So it is added to them: with M the covariance of the
+scores as the forward sweep knows it, GΣ_xGᵀ + N at the last layer,
+
+    w = M1                       one step from 1 towards the leading eigenvector of M, the added direction
+    D − w∘w/(1·w)                the marginals of M less w's rank-one part of it, for what lies off the directions
+
+where wwᵀ/(1·w) ≤ M (it is M^½ times a projection times M^½), so that the second stays ≥ 0. Without it the variance of
+the shift would count twice, along w and on every score's own.
 """
 
 from __future__ import annotations
@@ -14,6 +25,8 @@ import torch
 from torch import Tensor
 
 from favour.errors import InvalidValue, ShapeMismatch
+from favour.methods.forward import Entry
+from favour.surrogate import inner
 
 ITERATIONS = 4
 
@@ -60,6 +73,44 @@ def orthonormal(V: Tensor) -> Tensor:
                 v = v - u * (u * v).sum(-1, keepdim=True)
         columns.append(v / v.square().sum(-1, keepdim=True).sqrt().clamp_min(torch.finfo(V.dtype).tiny))
     return torch.stack(columns)
+
+
+def common_shift(entry: Entry | None) -> tuple[Tensor, Tensor] | None:
+    """w = M1 and the diagonal of wwᵀ/(1·w), both (batch, C), for scores (batch, C) that a layer with a weight makes.
+
+    Args:
+        entry: The step that makes the scores, in a forward sweep; None where they are an input.
+
+    Returns:
+        None where the scores come from something else: a log-softmax, say, has taken the shift out.
+    """
+    if entry is None:
+        return None
+    surrogate = entry.surrogate
+    if len(surrogate.maps) != 1 or surrogate.maps[0][1].compressed is None or surrogate.mean.ndim != 2:
+        return None
+    ((x, G),) = surrogate.maps
+    ones = torch.ones_like(surrogate.mean[:1] if G.any_batch else surrogate.mean).unsqueeze(0)
+    back = G.transpose(ones)  # (1, batch or 1, *inputs)
+    spread = torch.zeros_like(back) if x.diag is None else back * x.diag
+    if x.factor is not None:
+        spread = spread + torch.einsum("bfk,kb...->fb...", inner(back, x.factor), x.factor)
+    w = G.apply(spread)
+    for noise in surrogate.noises:
+        w = w + noise.matmul(ones.expand(1, *surrogate.mean.shape))
+    w = w.squeeze(0).to(surrogate.mean.dtype)
+    size = w.sum(-1, keepdim=True)
+    return w, torch.where(size > 0, w.square() / torch.where(size > 0, size, 1.0), 0.0)
+
+
+def with_shift(basis: Tensor, w: Tensor) -> Tensor:
+    """The basis (k, batch, C) and, orthonormal to it, the direction of w, (k + 1, batch, C); of 1 where w is zero."""
+    size = w.square().sum(-1, keepdim=True)
+    y = torch.where(size > 0, w / torch.where(size > 0, size, 1.0).sqrt(), 0.0) + 1e-3 / w.shape[-1] ** 0.5
+    for _ in range(2):
+        y = y - ((basis * y).sum(-1, keepdim=True) * basis).sum(0)
+        y = y / y.square().sum(-1, keepdim=True).sqrt().clamp_min(torch.finfo(y.dtype).tiny)
+    return torch.cat([basis, y.unsqueeze(0)])
 
 
 def given_directions(directions: Tensor, mean: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ from favour.capture.graph import Node
 from favour.covariance import Covariance, Dense, DiagonalPlusFactor, Directional
 from favour.methods import adjoint
 from favour.methods.choice import DEFAULT_RANK, Choice
-from favour.methods.directions import given_directions, softmax_directions
+from favour.methods.directions import common_shift, given_directions, softmax_directions, with_shift
 from favour.methods.dplr import Compressed, Start, given_start
-from favour.methods.forward import DiagonalOnly, Explicit, Representation, Sweep, run
+from favour.methods.forward import DiagonalOnly, Entry, Explicit, Representation, Sweep, run
 from favour.methods.memory import covectors_within
 from favour.methods.settings import Settings
 from favour.methods.start import random_start, warm_start
@@ -54,7 +54,7 @@ def infer(
         sweep, inputs = forward_for_adjoint(plan, values, settings, ctx, sources, starts)
         _keep(sweep, kept)
         results = [result_of(o, sweep) for o in plan.outputs]
-        return [_adjoint_belief(value, plan, sweep, inputs, settings, choice.covectors) for value in results]
+        return [_adjoint_belief(value, plan, sweep, inputs, settings, choice) for value in results]
     representation = _representation(choice.method, settings, starts)
     _take_in(representation, sources)
     sweep = run(plan, values, representation, ctx, keep_tape=kept is not None)
@@ -141,37 +141,53 @@ def forward_for_adjoint(
 
 
 def _adjoint_belief(
-    value: Any, plan: Plan, sweep: Sweep, inputs: adjoint.Inputs, settings: Settings, covectors: int | None
+    value: Any, plan: Plan, sweep: Sweep, inputs: adjoint.Inputs, settings: Settings, choice: Choice
 ) -> Any:
     if not isinstance(value, Value):
         return _belief(value)
     n = value.mean.flatten(1).shape[1] if value.mean.ndim > 1 else 1
     given = settings.directions if isinstance(settings.directions, Tensor) else None
-    if given is None and (covectors is None or covectors >= n):
+    k = n if choice.covectors is None else choice.covectors
+    if given is None and k >= n:
         basis = adjoint.all_outputs(value.mean)
         matrix = _gram(value, basis, plan, sweep, inputs, settings)
         return _belief(value, Dense(matrix, value.mean.shape[1:]))
+    diag = value.variance.to(value.mean.dtype)
+    shift = common_shift(_made(value, sweep)) if choice.shift and given is None else None
     if given is not None:
         basis = given_directions(given, value.mean)
+    elif shift is not None:
+        w, share = shift
+        basis = with_shift(softmax_directions(value.mean, k - 1), w)
+        diag = (diag - share).clamp_min(0)
     else:
-        assert covectors is not None
-        basis = softmax_directions(value.mean.flatten(1), covectors).reshape(covectors, *value.mean.shape)
+        basis = softmax_directions(value.mean.flatten(1), k).reshape(k, *value.mean.shape)
     core = _gram(value, basis, plan, sweep, inputs, settings)
-    return _belief(value, Directional(value.variance.to(value.mean.dtype), basis, core))
+    return _belief(value, Directional(diag, basis, core))
+
+
+def _made(value: Value, sweep: Sweep) -> Entry | None:
+    """The line of the tape that a value comes from."""
+    for entry in reversed(sweep.tape):
+        if entry.value is value:
+            return entry
+    return None
 
 
 def _gram(value: Value, basis: Tensor, plan: Plan, sweep: Sweep, inputs: adjoint.Inputs, settings: Settings) -> Tensor:
     """Covariance in the directions of `basis`, (batch, k, k), in groups of covectors where memory is short."""
     k, batch = basis.shape[0], value.mean.shape[0]
     together = covectors_within(plan, settings, k, max(value.mean.element_size(), 4) * max(batch, 1))
+    q = settings.weight_rank
     if together >= k:
-        return adjoint.total(adjoint.reverse(sweep, value, basis, inputs), value.mean, k)
+        return adjoint.total(adjoint.reverse(sweep, value, basis, inputs, weight_rank=q), value.mean, k)
     groups = list(torch.arange(k).split(max(1, together // 2)))
     matrix = value.mean.new_zeros(batch, k, k)
     for i, rows in enumerate(groups):
         for columns in groups[i:]:
             pair = rows if columns is rows else torch.cat([rows, columns])
-            part = adjoint.total(adjoint.reverse(sweep, value, basis[pair], inputs), value.mean, len(pair))
+            grams = adjoint.reverse(sweep, value, basis[pair], inputs, weight_rank=q)
+            part = adjoint.total(grams, value.mean, len(pair))
             matrix[:, pair[:, None], pair] = part
     return matrix
 

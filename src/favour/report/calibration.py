@@ -31,7 +31,7 @@ from favour.report.verdicts import (
     headline_words,
     medians,
     settings,
-    tally,
+    tallies,
     verdict_words,
 )
 
@@ -55,7 +55,14 @@ def classification(results: Results) -> str:
         families = {m["family"] for m in task["methods"]}
         parts += [
             heading(setting.title),
-            reading([*headline_words(setting.headline), *_verdicts(setting), *_frontier(task, file["metrics"], "nll")]),
+            reading(
+                [
+                    *headline_words(setting.headline),
+                    *(words for other in setting.others for words in headline_words(other)),
+                    *_verdicts(setting),
+                    *_frontier(task, file["metrics"], "nll"),
+                ]
+            ),
             figure(
                 f"figure-{name}",
                 panels,
@@ -158,7 +165,7 @@ def _regression_words(tested: Sequence[Setting]) -> list[str]:
         if lost
         else "In none of them does sampling of equal time have the better NLL.",
     ]
-    return [s for s in (*sentences, tally(tested, "nll"), tally(tested, "rmse")) if s]
+    return [*sentences, *tallies(tested, "nll"), *tallies(tested, "rmse")]
 
 
 def _chosen(task: Json) -> list[Json]:

@@ -24,7 +24,7 @@ from favour.report.markup import (
     seconds,
     table,
 )
-from favour.report.verdicts import PRIMARY, TITLES, Setting, gain, medians, settings, tally, unmatched, worth_of
+from favour.report.verdicts import PRIMARY, TITLES, Setting, gain, medians, settings, tallies, unmatched, worth_of
 
 Json = Mapping[str, Any]
 NAMES = {
@@ -56,9 +56,8 @@ def headline(results: Results) -> str:
         else "Sampling of equal time is better in no measure of any setting.",
     ]
     judged = {name: [s for s in groups.get(name, []) if s.part == "test"] for name in PRIMARY}
-    wanted: list[tuple[str, str, str | None]] = [("classification", "nll", None), ("classification", "ece", None)]
-    wanted += [("regression", "nll", None), ("ood", "auroc", "jsd"), ("ood", "auroc", "jsd_nodes")]
-    tallies = [tally(judged[name], m, score, f"{TITLES[name]}, ") for name, m, score in wanted]
+    wanted = [("classification", "nll"), ("classification", "ece"), ("regression", "nll"), ("ood", "auroc")]
+    found = [t for name, m in wanted for t in tallies(judged[name], m, f"{TITLES[name]}, ", required(results, name))]
     return "".join(
         [
             f'<div class="cards">{"".join(cards)}</div>',
@@ -66,9 +65,14 @@ def headline(results: Results) -> str:
             _table(groups),
             "<h3>Paired bootstrap over test inputs</h3>",
             paragraph("One adjoint pass against the largest number of samples; 95% intervals."),
-            reading([t for t in tallies if t]),
+            reading(found),
         ]
     )
+
+
+def required(results: Results, name: str) -> int | None:
+    """In how many settings the pass was to be not worse, where a file says so."""
+    return (results[name].get("summary") or {}).get("required") if name in results else None
 
 
 def _card(name: str, own: Sequence[Setting]) -> str:
@@ -96,13 +100,12 @@ def _card(name: str, own: Sequence[Setting]) -> str:
 
 
 def _table(groups: Mapping[str, Sequence[Setting]]) -> str:
-    titles = ["Setting", "Worth in samples", "Cost in forwards", "in cached samples", "in naive samples"]
+    titles = ["Setting", "Estimator", "Worth in samples", "Cost in forwards", "in cached samples", "in naive samples"]
     titles += ["Worth ÷ cost", "Sampling of equal time"]
     body = []
     for name, own in groups.items():
         body.append(group_row(TITLES[name], len(titles)))
-        for setting in own:
-            h = setting.headline
+        for setting, i, h in ((s, i, h) for s in own for i, h in enumerate((s.headline, *s.others))):
             equivalent = {m: e for m, e in h["equivalent"].items() if e}
             matched = " · ".join(f"{metric_name(m)} {worth_of(h, m)}" for m in equivalent) or DASH
             cost, wins = h.get("cached_samples"), h.get("sampling_wins") or []
@@ -111,7 +114,8 @@ def _table(groups: Mapping[str, Sequence[Setting]]) -> str:
             body.append(
                 row(
                     [
-                        row_head(setting.title),
+                        *([row_head(setting.title, 1 + len(setting.others))] if i == 0 else []),
+                        cell(h.get("estimator") or "", "left"),
                         cell(matched, "left"),
                         cell(count(h.get("forwards"))),
                         cell(count(cost)),
@@ -126,7 +130,7 @@ def _table(groups: Mapping[str, Sequence[Setting]]) -> str:
         "How many samples one adjoint pass is worth, and what it costs. ≥: better than the largest number run; "
         "≤: the smallest is as good; *: but more samples, those of equal time among them, score worse than the pass. "
         "Worth ÷ cost: of the first measure, in cached samples.",
-        head(titles, ["Worth in samples", "Sampling of equal time"]),
+        head(titles, ["Estimator", "Worth in samples", "Sampling of equal time"]),
         body,
     )
 
@@ -167,6 +171,7 @@ def _facts(file: Json) -> dict[str, str]:
         "Data": ", ".join(s for s in (source, data.get("note")) if s),
         "Device of the inference": machine or env.get("device"),
         "Threads": env.get("threads"),
+        "Times are of": _clock(file.get("timing_environments") or []),
         "Seed of training": seeds.get("training"),
         "Seed of sampling": seeds.get("sampling"),
         "favour": env.get("favour"),
@@ -176,6 +181,15 @@ def _facts(file: Json) -> dict[str, str]:
         "Date": env.get("when"),
     }
     return {k: DASH if v is None or v == "" else str(v) for k, v in facts.items()}
+
+
+def _clock(environments: Sequence[Json]) -> str:
+    """The machines that methods were timed on."""
+    found = []
+    for e in environments:
+        gpu = str(e.get("device", "")).startswith("cuda")
+        found.append(str(e.get("gpu")) if gpu else f"{e.get('cpu')}, {e.get('threads')} threads")
+    return "; ".join(dict.fromkeys(found))
 
 
 def _names(results: Results) -> dict[str, str]:

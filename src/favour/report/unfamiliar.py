@@ -23,7 +23,7 @@ from favour.report.markup import (
     row_head,
     table,
 )
-from favour.report.verdicts import bootstrap_table, headline_words, settings, tally
+from favour.report.verdicts import bootstrap_table, headline_words, settings, tallies
 
 Json = Mapping[str, Any]
 
@@ -53,23 +53,14 @@ def ood(results: Results) -> str:
     parts += [_table(file, layout) for layout in file["tables"]]
     verdicts = "Paired bootstrap over test inputs: AUROC of JSD, adjoint against the largest number of samples"
     parts.append(bootstrap_table("ood-bootstrap", verdicts, own))
-    each = [f"{s.title}: {' '.join(headline_words(s.headline))}" for s in own]
+    each = [f"{s.title}: {' '.join(headline_words(h))}" for s in own for h in (s.headline, *s.others)]
     if each:
         parts.append(details("Worth and cost, setting by setting, in words", reading(each)))
     return "".join(parts)
 
 
 def _words(file: Json, own: Sequence[Any]) -> list[str]:
-    sentences = []
-    summary = file.get("summary") or {}
-    settings_run, required = summary.get("settings"), summary.get("required")
-    text = tally(own, "auroc", "jsd")
-    if text:
-        if required is not None and settings_run and settings_run >= required:
-            met = "met" if summary["not_worse"] >= required else "not met"
-            text += f" The goal was {required}: {met}."
-        sentences.append(text)
-    sentences.append(tally(own, "auroc", "jsd_nodes"))
+    sentences = tallies(own, "auroc", required=(file.get("summary") or {}).get("required"))
     lost = [s.title for s in own if s.headline.get("sampling_wins")]
     if own:
         sentences.append(

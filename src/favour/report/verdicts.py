@@ -42,9 +42,11 @@ class Setting:
     headline: Json
     bootstrap: Sequence[Json]
     part: str = "test"
+    others: Sequence[Json] = ()  # headlines of other estimators
 
     def __post_init__(self) -> None:
-        headline_words(self.headline)  # a lookup that fails does so here, where the file is known
+        for each in (self.headline, *self.others):
+            headline_words(each)  # a lookup that fails does so here, where the file is known
         for boot in self.bootstrap:
             verdict_words(boot)
 
@@ -58,13 +60,15 @@ def settings(results: Results) -> list[Setting]:
                 for task in results[name]["tasks"]:
                     part = task.get("part", "test")
                     title = f"{task['title']}, {task['model_title']}" + (", validation" if part != "test" else "")
-                    found.append(Setting(name, title, task["headline"], task["bootstrap"], part))
+                    others = task.get("other_headlines") or ()
+                    found.append(Setting(name, title, task["headline"], task["bootstrap"], part, others))
     if "ood" in results:
         with results.reading("ood"):
             for pair in results["ood"]["pairs"]:
                 for model in pair["models"]:
                     title = f"{pair['trained_on']} against {pair['unusual']}, {model['title']}"
-                    found.append(Setting("ood", title, model["headline"], model["bootstrap"]))
+                    others = model.get("other_headlines") or ()
+                    found.append(Setting("ood", title, model["headline"], model["bootstrap"], "test", others))
     return found
 
 
@@ -119,7 +123,8 @@ def headline_words(headline: Json) -> list[str]:
     """Worth, cost, and where sampling wins."""
     matched = listed([worth_words(headline, m) for m, e in headline["equivalent"].items() if e])
     wins = headline.get("sampling_wins") or []
-    sentences = [f"One {headline['ours']} pass matches {matched}. It costs {cost_words(headline)}."]
+    how = f" with {headline['estimator']}" if headline.get("estimator") else ""
+    sentences = [f"One adjoint pass{how} matches {matched}. It costs {cost_words(headline)}."]
     if headline.get("cached_samples") is None:
         sentences.append("Without times, nothing can be said about sampling of equal time.")
     elif wins:
@@ -130,10 +135,20 @@ def headline_words(headline: Json) -> list[str]:
     return sentences
 
 
+def measure_name(boot: Json) -> str:
+    """The measure of a bootstrap, with the estimator it was computed by."""
+    name = metric_name(boot["metric"] if boot.get("score") is None else "jsd")
+    return f"{name} by {boot['estimator']}" if boot.get("estimator") else name
+
+
+def is_control(boot: Json) -> bool:
+    """Whether samples were compared with samples."""
+    return "control" in (boot.get("ours"), *str(boot.get("score")).split("_"))
+
+
 def verdict_words(boot: Json) -> str:
     """One verdict of the bootstrap as a sentence."""
-    metric = boot["metric"] if boot.get("score") is None else "jsd"
-    name = metric_name(metric) + (" by nodes" if boot.get("score") == "jsd_nodes" else "")
+    name = measure_name(boot)
     interval = f"{signed(boot['low'])} … {signed(boot['high'])}"
     theirs = method_name(boot["theirs"])
     if boot["verdict"] == "worse":
@@ -149,18 +164,33 @@ def method_name(method: str) -> str:
     return f"{int(n):,} samples" if family in ("cached", "naive") and n.isdigit() else method
 
 
-def tally(every: Sequence[Setting], metric: str, score: str | None = None, prefix: str = "") -> str:
-    """In how many settings the pass is not worse, and where it is, by how much."""
-    judged = [(s.title, b) for s in every for b in s.bootstrap if b["metric"] == metric]
-    judged = [(title, b) for title, b in judged if b.get("score") == score]
-    if not judged:
-        return ""
+def tallies(every: Sequence[Setting], metric: str, prefix: str = "", required: int | None = None) -> list[str]:
+    """For each estimator: in how many settings it is not worse, where it is and by how much, and what it costs.
+
+    With `required`, whether that many are reached.
+    """
+    groups: dict[str, list[tuple[str, Json]]] = {}
+    for setting in every:
+        for boot in setting.bootstrap:
+            if boot["metric"] == metric:
+                groups.setdefault(str(boot.get("score") or boot["ours"]), []).append((setting.title, boot))
+    return [_tally(judged, prefix, required) for judged in groups.values()]
+
+
+def _tally(judged: Sequence[tuple[str, Json]], prefix: str, required: int | None) -> str:
+    first = judged[0][1]
     worse = [(title, b) for title, b in judged if b["verdict"] == "worse"]
     better = sum(b["verdict"] == "better" for _, b in judged)
-    name = metric_name("jsd" if score else metric) + (" by nodes" if score == "jsd_nodes" else "")
-    theirs = method_name(judged[0][1]["theirs"])
-    text = f"{prefix}{name}: not worse than {theirs} in {len(judged) - len(worse)} of {len(judged)} settings"
+    costs = [b["time"] for _, b in judged if b.get("time")]
+    cost = ""
+    if costs:
+        forwards, cached = (statistics.median(c[k] for c in costs) for k in ("forwards", "cached_samples"))
+        cost = f" (median cost {count(forwards)} forward passes or {samples(cached)})"
+    text = f"{prefix}{measure_name(first)}{cost}: not worse than {method_name(first['theirs'])} "
+    text += f"in {len(judged) - len(worse)} of {len(judged)} setting{'s' * (len(judged) > 1)}"
     text += f", {better} of them better." if better else "."
+    if required is not None and len(judged) >= required and not is_control(first):
+        text += f" The goal was {required}: {'met' if len(judged) - len(worse) >= required else 'not met'}."
     if worse:
         each = [f"{title} (by {number(abs(b['difference']), 2)})" for title, b in worse]
         text += f" Worse: {'; '.join(each)}."
@@ -173,7 +203,6 @@ def bootstrap_table(name: str, caption: str, every: Sequence[Setting]) -> str:
     for setting in every:
         for i, boot in enumerate(setting.bootstrap):
             metric = "jsd" if boot.get("score") else boot["metric"]
-            label = metric_name(metric) + (" by nodes" if boot.get("score") == "jsd_nodes" else "")
             word = boot["verdict"]
             if word == "worse":
                 word += f" by {number(abs(boot['difference']), 2)}"
@@ -182,12 +211,15 @@ def bootstrap_table(name: str, caption: str, every: Sequence[Setting]) -> str:
                 row(
                     [
                         *([row_head(setting.title, len(setting.bootstrap))] if i == 0 else []),
-                        cell(label, "left"),
+                        cell(metric_name(metric), "left"),
+                        cell(boot.get("estimator") or DASH, "left"),
+                        cell(word, f"left {kind}".strip()),
                         cell(measured(boot["metric"], boot["ours_mean"])),
                         cell(measured(boot["metric"], boot["theirs_mean"])),
                         cell(signed(boot["difference"])),
                         cell(f"{signed(boot['low'])} … {signed(boot['high'])}"),
-                        cell(word, f"left {kind}".strip()),
+                        cell(count((boot.get("time") or {}).get("forwards"))),
+                        cell(count((boot.get("time") or {}).get("cached_samples"))),
                     ],
                     "first" if i == 0 else "",
                 )
@@ -195,8 +227,9 @@ def bootstrap_table(name: str, caption: str, every: Sequence[Setting]) -> str:
     if not body:
         return ""
     theirs = next(b["theirs"] for s in every for b in s.bootstrap)
-    titles = ["Setting", "Measure", "adjoint", method_name(theirs), "Difference", "95% interval", "Verdict"]
-    return table(name, caption, head(titles, ["Measure", "Verdict"]), body)
+    titles = ["Setting", "Measure", "Estimator", "Verdict", "ours", method_name(theirs), "Difference", "95% interval"]
+    titles += ["Cost in forwards", "in cached samples"]
+    return table(name, caption, head(titles, ["Measure", "Estimator", "Verdict"]), body)
 
 
 def medians(every: Sequence[Setting], metric: str) -> dict[str, str]:

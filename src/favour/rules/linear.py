@@ -92,6 +92,13 @@ def matrix_map(ctx: Context, weight: Tensor) -> LinearMap:
         # Converted back at once: a compiler folds that into the next element-wise operation.
         return F.linear(d.to(matrix.dtype), matrix).to(d.dtype)
 
+    def square(v: Tensor) -> Tensor:
+        one = v.ndim == 2 and v.shape[0] == 1 and v.dtype == short.dtype and v.device.type == "cpu"
+        if one and torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            # Compiled code keeps no squares between calls: one pass over W, where W∘W would be written first.
+            return (v.unsqueeze(-2) * short.square()).sum(-1)
+        return times(v, squared)
+
     def compressed(q: int) -> LinearMap:
         if q >= min(weight.shape):
             return full
@@ -99,7 +106,7 @@ def matrix_map(ctx: Context, weight: Tensor) -> LinearMap:
         return LinearMap(
             lambda d: times(times(d, B), A),
             lambda g: times(times(g, A.T), B.T),
-            lambda v: times(v, squared),
+            square,
             any_batch=True,
             factors=(A, B),
         )
@@ -107,7 +114,7 @@ def matrix_map(ctx: Context, weight: Tensor) -> LinearMap:
     full = LinearMap(
         lambda d: times(d, short),
         lambda g: times(g, short.T),
-        lambda v: times(v, squared),
+        square,
         any_batch=True,
         compressed=compressed,
     )

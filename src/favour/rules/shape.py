@@ -279,7 +279,7 @@ def _reducing(average: bool) -> Callable[..., tuple[Tensor, LinearMap]]:
                 f"a reduction over dimension 0 of a tensor of shape {tuple(x.shape)} mixes the inputs of a batch; "
                 "predictions are per input. Reduce over the other dimensions."
             )
-        count = math.prod(x.shape[d] for d in dims) if average else 1
+        count = math.prod([x.shape[d] for d in dims]) if average else 1
         before, given = x.shape, x.dtype
         folded = [d + 1 for d in dims]
 
