@@ -758,3 +758,23 @@ def test_failed_save_keeps_the_earlier_file(tmp_path: Path, monkeypatch: pytest.
         favour.compile(mlp(), inputs()).save(path)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["p.favour"]
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")  # torch's own, while it is copied
+@pytest.mark.parametrize("how", ["moved", "loaded", "copied"])
+def test_compiles_before_any_eager_call(how, tmp_path):
+    # Plans cannot be made while torch.compile traces, so a predictor that was moved, loaded or copied has them already.
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.25), nn.Linear(6, 3))
+    predict = favour.compile(model, torch.randn(2, 4))
+    x = torch.randn(5, 4, dtype=torch.float64 if how == "moved" else torch.float32)
+    if how == "moved":
+        fresh = predict.double()
+    elif how == "loaded":
+        predict.save(tmp_path / "predictor.favour")
+        fresh = favour.load(tmp_path / "predictor.favour")
+    else:
+        fresh = copy.deepcopy(predict)
+    belief = torch.compile(fresh, fullgraph=True, backend="eager")(x)
+    p = torch.compile(fresh.probabilities, fullgraph=True, backend="eager")(x)
+    torch.testing.assert_close(belief.covariance_matrix, fresh(x).covariance_matrix)
+    torch.testing.assert_close(p, fresh.probabilities(x))

@@ -129,10 +129,11 @@ class Predictor(nn.Module):
             self.given = self.given.to(device=floats.device, dtype=floats.dtype)
         if dtypes:
             self.graph = converted(self.graph, dtypes)
-        self._plans, self._sampler = {}, None
+        known, self._plans, self._sampler = tuple(self._plans), {}, None
         self._together.clear()
         self._cache.clear()
         self._starts = {k: fn(v) for k, v in self._starts.items()}
+        self.prepare(known)
         return self
 
     def posterior(self) -> Posterior:
@@ -338,6 +339,12 @@ class Predictor(nn.Module):
         tf32 = self.settings.precision == "tf32"
         return Context(activation=self.settings.activation, short=short, tf32=tf32, cache=self._cached)
 
+    def prepare(self, uncertain: Iterable[frozenset[str]] = ()) -> None:
+        """Make the plans for plain and for these uncertain inputs: `torch.compile`, the next caller maybe, cannot."""
+        for names in {frozenset[str](), *uncertain}:
+            self._plan(names, self.posterior())
+        find_head(self)
+
     def rehearse(self, example: Any) -> None:
         """Run once on a small example: plans, caches and starts are made, and what cannot work fails now."""
         args, kwargs = (example, {}) if isinstance(example, tuple) else ((), example)
@@ -383,7 +390,7 @@ class Predictor(nn.Module):
     def _leaves(self, args: tuple, kwargs: Mapping[str, Any]) -> list[Any]:
         ordered = {k: kwargs[k] for k in self._keywords if k in kwargs} | dict(kwargs)  # in the example's order
         leaves, spec = pytree.tree_flatten((args, ordered), is_leaf=lambda t: isinstance(t, Belief))
-        if spec != self.graph.in_spec and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and spec != self.graph.in_spec:
             raise InvalidType(
                 f"the predictor was compiled for arguments of structure {self.graph.in_spec}, and was called "
                 f"with {spec}; call it the way the example was given."

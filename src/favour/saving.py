@@ -64,4 +64,5 @@ def load(path: str | os.PathLike[str]) -> Predictor:
         raise
     except Exception as error:
         raise CorruptFile(f"`{os.fspath(path)}` is incomplete: {type(error).__name__}: {error}") from error
+    predictor.prepare()
     return predictor
