@@ -161,6 +161,28 @@ def gpu_cost() -> str:
     )
 
 
+PEERS = {"trained": "mean-field weights, briefly trained", "random": "mean-field weights", "inputs": "noisy inputs"}
+
+
+def peers() -> str:
+    data = json.loads((ROOT / "results" / "peers.json").read_text())
+    lines = [
+        f"{data['network'].split(', inputs')[0]}, against {data['samples']:,} samples:",
+        "",
+        "| posterior | method | forward passes | error of variances | of the covariance | beside it |",
+        "|---|---|---|---|---|---|",
+    ]
+    for table, title in PEERS.items():
+        for name, row in data["tables"][table].items():
+            if name.endswith(", eager"):
+                continue
+            bold = "**" if name == "favour, compiled" else ""
+            cells = [f"{row['forwards']:,.1f}", f"{row['variance error']:.3f}", f"{row['covariance error']:.3f}"]
+            shown = " | ".join(f"{bold}{cell}{bold}" for cell in (title, name, *cells))
+            lines.append(f"| {shown} | {row.get('verdict', '')} |")
+    return "\n".join([*lines, "", _where(data)])
+
+
 def paper() -> str:
     return section(ROOT / "results" / "paper", ROOT / "results" / "paper" / "figures", "results/paper/figures")
 
@@ -182,6 +204,7 @@ def main() -> None:
         "memory": memory,
         "bench": bench,
         "gpu_cost": gpu_cost,
+        "peers": peers,
         "paper": paper,
     }
     for name, table in tables.items():
