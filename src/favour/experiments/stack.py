@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from favour.experiments.models import LeNet, Perceptron, rate
 
-# Weight of the KL term of a table's networks, chosen on validation rows (`selection`): with a few hundred rows for 11,000
-# parameters its full weight leaves little but the prior. From .001 down the likelihood hardly changes; the paper does not
-# say what it did.
+# Weight of the KL term of a table's networks, chosen on validation rows (`selection`): with a few hundred rows for
+# 11,000 parameters its full weight leaves little but the prior. From .001 down the likelihood hardly changes; the paper
+# does not say what it did.
 TABLE_KL_WEIGHT = 0.0001
 
 Convolution = Callable[[Tensor, Tensor, Tensor, int], Tensor]
