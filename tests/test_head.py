@@ -362,3 +362,19 @@ def test_uncertain_inputs_take_the_belief():
     assert torch.equal(predict.probabilities(x), favour.probabilities(predict(x)))
     with pytest.raises(UnsupportedOperation, match="plain inputs"):
         predict.probabilities(x, estimator="head")
+
+
+def test_probabilities_are_ordinary_tensors_whatever_the_mode():
+    predict, x = favour.compile(mlp(), torch.randn(2, 6)), torch.randn(4, 6)
+    expected = predict.probabilities(x)
+    with torch.no_grad():
+        p = predict.probabilities(x)
+    assert not p.is_inference() and not p.requires_grad
+    with torch.inference_mode():
+        assert predict.probabilities(x).is_inference()
+    torch.testing.assert_close(p, expected)
+    weight = torch.ones(3, requires_grad=True)
+    (p @ weight).sum().backward()  # what is made without gradients serves where there are some
+    y = x.clone().requires_grad_()
+    predict.probabilities(y)[:, 0].sum().backward()  # and so does what was kept meanwhile
+    assert weight.grad is not None and y.grad.abs().sum() > 0
