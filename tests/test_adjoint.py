@@ -495,3 +495,16 @@ def test_auto_of_an_image_like_output_is_dplr() -> None:
     x = torch.randn(3, 4)
     belief = favour.compile(Picture(), x)(x)
     assert belief.mean.shape == (3, 20, 20) and belief.factor.shape[0] == 4
+
+
+def test_directions_by_input_compile_with_an_example_of_their_batch():
+    model, x = (
+        nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, 5)).double(),
+        torch.randn(7, 4).double(),
+    )
+    directions = torch.randn(2, 7, 5, dtype=torch.float64)
+    belief = favour.compile(model, x, method="adjoint", directions=directions)(x)
+    full = favour.compile(model, x, method="adjoint")(x).covariance_matrix
+    for i in range(7):
+        basis = torch.linalg.qr(directions[:, i].T)[0]
+        torch.testing.assert_close(basis.T @ belief.covariance_matrix[i] @ basis, basis.T @ full[i] @ basis)

@@ -355,8 +355,11 @@ class Predictor(nn.Module):
         if isinstance(example, Tensor):
             args, kwargs = (example,), {}
         batch = next(t.shape[0] for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.ndim)
+        given, (output, *_) = self.settings.directions, self.graph.outputs
+        by_input = isinstance(given, Tensor) and isinstance(output, Node) and given.ndim > len(output.shape or ())
+        rows = batch if by_input else 2  # directions (k, batch, *event) go with the whole example
         args, kwargs = pytree.tree_map(
-            lambda t: t[:2] if isinstance(t, Tensor) and t.ndim and t.shape[0] == batch else t, (args, kwargs)
+            lambda t: t[:rows] if isinstance(t, Tensor) and t.ndim and t.shape[0] == batch else t, (args, kwargs)
         )
         # The example's values mean nothing: it may be an uninitialised tensor.
         args, kwargs = pytree.tree_map(
