@@ -125,14 +125,14 @@ def test_demo_ends_with_a_report(monkeypatch, tmp_path):
 
 def test_reproduce_passes_its_options_on(monkeypatch, tmp_path):
     given = []
-    monkeypatch.setattr(experiments_reproduce, "reproduce", lambda *options: given.append(options))
+    monkeypatch.setattr(experiments_reproduce, "reproduce", lambda *options, **named: given.append((options, named)))
     before = torch.get_num_threads()
     try:
         chosen = ("--profile", "paper", "--data", "d", "--out", str(tmp_path), "--seed", "3", "--checkpoints", "c")
-        assert run("reproduce", "ood", *chosen).exit_code == 0
+        assert run("reproduce", "ood", *chosen, "--time-device", "cuda").exit_code == 0
     finally:
         torch.set_num_threads(before)
-    assert given == [("ood", "paper", "d", "cpu", tmp_path, Path("c"), 3)]
+    assert given == [(("ood", "paper", "d", "cpu", tmp_path, Path("c"), 3), {"time_device": "cuda"})]
     assert run("reproduce", "everything").exit_code == 2
     assert run("reproduce", "ood", "--profile", "slow").exit_code == 2
 
