@@ -11,7 +11,7 @@ from torch import nn
 import favour
 from favour.belief import Belief
 from favour.capture.node import DROPOUTS
-from favour.errors import UnsupportedOperation
+from favour.errors import InvalidValue, UnsupportedOperation
 from favour.experiments import digits
 from favour.head import find_head
 from favour.head.tables import make_masks, shuffled
@@ -378,3 +378,35 @@ def test_probabilities_are_ordinary_tensors_whatever_the_mode():
     y = x.clone().requires_grad_()
     predict.probabilities(y)[:, 0].sum().backward()  # and so does what was kept meanwhile
     assert weight.grad is not None and y.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_draws_in_low_precision(dtype):
+    model = nn.Sequential(nn.Linear(6, 300), nn.ReLU(), nn.Linear(300, 6), *mlp(wide=12)).to(dtype)
+    x = torch.randn(5, 6).to(dtype)
+    predict = favour.compile(model, x)
+    z = predict.draws(x).double()
+    assert z.isfinite().all()
+    exact = favour.compile(model.double(), x.double())(x.double())
+    torch.testing.assert_close(z.mean(0), exact.mean, rtol=0.1, atol=0.1)
+
+
+def test_more_draws_when_asked_and_bad_numbers():
+    predict, x = favour.compile(mlp(), torch.randn(2, 6)), torch.randn(4, 6)
+    many = predict.draws(x, n=1000)
+    assert 1000 <= len(many) < 1100
+    torch.testing.assert_close(predict.probabilities(x, draws=1000), many.softmax(-1).mean(0))
+    compiled = torch.compile(predict.probabilities, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x, draws=1000), many.softmax(-1).mean(0))
+    for n in (0, -3, 2.5, True):
+        with pytest.raises(InvalidValue, match="`draws` is"):
+            predict.draws(x, n=n)
+        with pytest.raises(InvalidValue, match="`draws` is"):
+            predict.probabilities(x, draws=n)
+    with pytest.raises(InvalidValue, match="belongs to the head"):
+        predict.probabilities(x, estimator="probit", draws=100)
+    with pytest.raises(UnsupportedOperation, match="itself a Belief"):
+        predict.probabilities(favour.Belief.point(x), draws=100)
+    headless = favour.compile(nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3), nn.ReLU(), nn.Softmax(1)), x)
+    with pytest.raises(InvalidValue, match="`draws` is"):
+        headless.draws(x, n=0)

@@ -30,7 +30,17 @@ from favour.plan import Plan, converted, make_plan
 from favour.posterior import Posterior
 from favour.sampling import Sampler
 from favour.sizes import bound_sizes
-from favour.tensors import Cached, Store, attach, check_inputs, graph_values, renamed, version_of
+from favour.tensors import (
+    Cached,
+    Store,
+    attach,
+    can_keep,
+    check_inputs,
+    graph_values,
+    kept_value,
+    renamed,
+    version_of,
+)
 from favour.value import Context, Value
 
 
@@ -236,8 +246,8 @@ class Predictor(nn.Module):
         Example:
             >>> import favour
             >>> model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3))
-            >>> favour.compile(model, torch.randn(2, 4)).draws(torch.randn(5, 4), n=1000).shape
-            torch.Size([1000, 5, 3])
+            >>> favour.compile(model, torch.randn(2, 4)).draws(torch.randn(5, 4), n=960).shape
+            torch.Size([960, 5, 3])
         """
         return draws(self, args, kwargs, n)
 
@@ -422,15 +432,7 @@ class Predictor(nn.Module):
             # from the last eager call.
             kept = self._cache.get(key)
             return kept.value if kept is not None and name.startswith("svd") else function(tensor)
-        version = version_of(tensor)
-        if version is None or (torch.is_grad_enabled() and tensor.requires_grad):
-            return function(tensor)
-        kept = self._cache.get(key)
-        if kept is None or kept.tensor is not tensor or kept.version != version:
-            with torch.inference_mode(False), torch.no_grad():
-                kept = Cached(tensor, version, function(tensor))
-            self._cache[key] = kept
-        return kept.value
+        return kept_value(self._cache, key, tensor, function) if can_keep(tensor) else function(tensor)
 
     # ----------------------------------------------------------------- sampling
 

@@ -3,7 +3,7 @@ terms."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,13 +42,28 @@ class Cached:
     """A tensor derived from a weight, and the weight it was derived from."""
 
     tensor: Tensor
-    version: int
+    version: int | None
     value: Any
 
 
 def version_of(tensor: Tensor) -> int | None:
     """How often a tensor was written to; None where torch does not count (tensors made in inference mode)."""
     return None if tensor.is_inference() else tensor._version
+
+
+def can_keep(tensor: Tensor) -> bool:
+    """Whether what is derived from a tensor may serve the next call: its changes are counted, and no gradient flows."""
+    return version_of(tensor) is not None and not (torch.is_grad_enabled() and tensor.requires_grad)
+
+
+def kept_value(cache: MutableMapping[Any, Cached], key: Any, tensor: Tensor, function: Callable[[Tensor], Any]) -> Any:
+    """`function(tensor)`, from the cache while the tensor is the same and unchanged; see `can_keep`."""
+    version = version_of(tensor)
+    known = cache.get(key)
+    if known is None or known.tensor is not tensor or known.version != version:
+        with torch.inference_mode(False), torch.no_grad():
+            known = cache[key] = Cached(tensor, version, function(tensor))
+    return known.value
 
 
 def matched(posterior: Posterior, parameters: Mapping[str, Tensor]) -> Posterior:

@@ -158,33 +158,22 @@ def correlations(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return scale, correlation + torch.diag_embed((scale <= 0).to(matrix.dtype))
 
 
-def shrunk_cholesky(matrix: Tensor, shrink: float) -> tuple[Tensor, Tensor, Tensor]:
-    """L with LLᵀ = (Σ + sD)/(1 + s), D the diagonal of Σ and s = `shrink`: the factor of the shrunk correlations.
+def psd_root(matrix: Tensor) -> Tensor:
+    """A root S of a PSD matrix (B, n, n), SSᵀ = Σ, singular ones included; in the working dtype.
 
-    Cholesky's relative errors do not depend on the scales of the outputs, so correlations need not be formed.
-    Outputs of no variance get a pivot so large that nothing else depends on them.
-
-    Returns:
-        L (B, n, n) in the working dtype, the mask (B, n) of outputs of no variance, whose rows mean nothing, and
-        `info` (B,), positive where the factorisation failed.
+    The Cholesky factor of (Σ + sD)/(1 + s), D the diagonal of Σ and s = n·eps: of the correlations shrunk towards I.
+    Rounding moves eigenvalues by less than that, so the factorisation exists, and marginal variances stay exact.
+    Cholesky's relative errors do not depend on the scales of the outputs, so correlations need not be formed, and
+    outputs of no variance get a pivot so large that nothing else depends on them. Rows that are indefinite beyond
+    rounding get (eager code) the eigenvalue root with negative eigenvalues cut off.
     """
     wide = widen(matrix)
     variance = wide.diagonal(dim1=-2, dim2=-1)
     flat = variance <= 0
     pivots = torch.where(flat, torch.finfo(wide.dtype).max ** 0.5, variance)
     eye = torch.eye(matrix.shape[-1], dtype=torch.bool, device=matrix.device)
-    tril, info = torch.linalg.cholesky_ex(torch.where(eye, pivots.unsqueeze(-1), wide / (1 + shrink)))
-    return tril, flat, info
-
-
-def psd_root(matrix: Tensor) -> Tensor:
-    """A root S of a PSD matrix (B, n, n), SSᵀ = Σ, singular ones included; in the working dtype.
-
-    Cholesky of the correlations, shrunk towards I by n·eps: rounding moves eigenvalues by less than that,
-    so the factorisation exists, and marginal variances stay exact. Rows that are indefinite beyond rounding
-    get (eager code) the eigenvalue root with negative eigenvalues cut off.
-    """
-    tril, flat, info = shrunk_cholesky(matrix, matrix.shape[-1] * torch.finfo(matrix.dtype).eps)
+    shrunk = wide / (1 + matrix.shape[-1] * torch.finfo(matrix.dtype).eps)
+    tril, info = torch.linalg.cholesky_ex(torch.where(eye, pivots.unsqueeze(-1), shrunk))
     root = tril.masked_fill(flat.unsqueeze(-1), 0)
     if not torch.compiler.is_compiling() and info.any():
         rows = info.nonzero().flatten()

@@ -20,7 +20,7 @@ from favour.covariance import square_root
 from favour.errors import InvalidValue, UnsupportedOperation
 from favour.head.find import Head, find_head
 from favour.head.masked import MaskedLinear
-from favour.head.match import matched, weighed
+from favour.head.match import weighed, weight_of
 from favour.head.tables import tables
 from favour.methods.engine import infer
 from favour.posterior import Posterior
@@ -93,7 +93,7 @@ def _drawn(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | 
         at_cut = None if head.cut is None else kept[head.cut.name]
         d, bias = _tail(head, env, variances, at_cut, belief)
         own = at_cut is None and head.tail  # of the network itself, and the belief had more to do than a linear layer
-        results.append(weighed(d, bias, belief, head.outer) if own else matched(d, belief))
+        results.append(weighed(d, bias, belief, weight_of(head.outer) if own else 1.0))
     return results
 
 
@@ -117,7 +117,7 @@ def _tail(
     fixed = tables(head, env, like, rank)
     kept: dict[str, Tensor] = {}
     if head.batched and not torch.compiler.is_compiling():
-        found = {layer.name: fixed.masked(layer, env[layer.args[1]], d) for layer, d in head.folded.items()}
+        found = {layer.name: fixed.masked(layer.name, env[layer.args[1]], d) for layer, d in head.folded.items()}
         kept = {name: w for name, w in found.items() if w is not None}
 
     def once(masks: dict[str, Tensor], normals: dict[str, Tensor], kept: dict[str, Tensor], latent: Tensor) -> Tensor:

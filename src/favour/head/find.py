@@ -114,7 +114,7 @@ def _enlarged(head: Head | None, n: int | None) -> Head | None:
         raise InvalidValue(f"`draws` is {n!r}; a whole number of at least 1 is required, or None.")
     if head is None:
         return None
-    outer = -(-n // head.inner)
+    outer = 2 * -(-n // (2 * head.inner))  # even: normal nodes come in mirrored pairs
     return replace(head, outer=outer, cost=head.cost * outer / head.outer, tables=None)
 
 

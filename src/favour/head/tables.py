@@ -22,7 +22,7 @@ from favour.capture.node import Node
 from favour.head.find import CHANNELS, Head, size
 from favour.head.masked import masked_weights
 from favour.predictive import mirrored_normals
-from favour.tensors import Cached, version_of
+from favour.tensors import Cached, can_keep, kept_value, version_of
 from favour.tracing import constant
 
 _KEPT = 2**22  # numbers in the masked weights of one layer
@@ -55,19 +55,12 @@ class Tables:
             for (kept, version), rate in zip(self.rates, rates, strict=True)
         )
 
-    def masked(self, layer: Node, weight: Tensor, dropout: Node) -> Tensor | None:
-        """`masked_weights` of a layer, kept until the weight changes; None if torch cannot tell, or if large."""
-        masks, version = self.masks[dropout.name], version_of(weight)
-        if version is None or (torch.is_grad_enabled() and weight.requires_grad):
+    def masked(self, layer: str, weight: Tensor, dropout: Node) -> Tensor | None:
+        """`masked_weights` of a layer, kept until the weight changes; None if that cannot be told, or too large."""
+        masks = self.masks[dropout.name]
+        if masks.numel() * weight.shape[0] > _KEPT or masks.dtype != weight.dtype or not can_keep(weight):
             return None
-        if masks.numel() * weight.shape[0] > _KEPT or masks.requires_grad or masks.dtype != weight.dtype:
-            return None
-        known = self.weights.get(layer.name)
-        if known is None or known.tensor is not weight or known.version != version:
-            with torch.inference_mode(False), torch.no_grad():
-                known = Cached(weight, version, masked_weights(weight, masks))
-            self.weights[layer.name] = known
-        return known.value
+        return kept_value(self.weights, layer, weight, lambda w: masked_weights(w, masks))
 
 
 def tables(head: Head, env: Mapping[Node, Any], like: Tensor, rank: int) -> Tables:
