@@ -12,14 +12,13 @@ the Gaussian, and with many draws of the head, each at its own cost. As a contro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-import favour
 from favour import metrics
 from favour.errors import UnsupportedOperation
 from favour.experiments import bootstrap
@@ -34,9 +33,9 @@ from favour.experiments.methods import (
     Method,
     Subject,
     generator,
-    medians,
     methods,
     times,
+    timing,
 )
 from favour.experiments.models import TITLES as MODEL_TITLES
 from favour.experiments.profiles import PAPER_EPOCHS
@@ -105,27 +104,17 @@ def nested(subject: Subject, x: Tensor, numbers: Sequence[int], seed: int, famil
     return {n: torch.cat(part) for n, part in parts.items()}
 
 
-@torch.no_grad()
-def timing(subject: Subject, every: Sequence[Method], x: Tensor, rounds: int) -> dict[str, float]:
+def seconds_of(subject: Subject, every: Sequence[Method], x: Tensor, rounds: int) -> dict[str, float]:
     """Seconds from a batch of pictures to class probabilities."""
-    batch = scaled(x).to(subject.device)
-    net = subject.load(0)
-    random = generator(subject.device, 0)
-
-    def call(method: Method) -> Callable[[], Any]:
-        n = method.n or 0
-        if method.family == "plain":
-            return lambda: net(batch).softmax(-1)
-        if method.family == "naive":
-            return lambda: sum(z.softmax(-1) for z in subject.naive_draws(batch, n)) / n
-        if method.family == "cached":
-            return lambda: favour.sample(net, batch, n, generator=random).softmax(-1).mean(0)
-        predict = subject.predictor(method.settings, batch)
-        return lambda: predict.probabilities(batch, **method.asked)
-
-    timed = [m for m in every if m.family != "naive" or (m.n or 0) <= NAIVE_RUN]
-    with torch.random.fork_rng(devices=[]):
-        return medians({m.id: call(m) for m in timed}, rounds, subject.device.type == "cuda")
+    return timing(
+        subject,
+        every,
+        scaled(x).to(subject.device),
+        rounds,
+        plain=lambda z: z.softmax(-1),
+        drawn=lambda z: z.softmax(-1).mean(0),
+        predicted=lambda predict, method, batch: predict.probabilities(batch, **method.asked),
+    )
 
 
 @torch.no_grad()
@@ -177,7 +166,7 @@ def one_task(run: Run, task: str) -> dict[str, Any]:
         "classification",
         subject,
         key | {"methods": digest([m.id for m in every])},
-        lambda own: timing(own, every, test.x[: profile.time_inputs], profile.rounds),
+        lambda own: seconds_of(own, every, test.x[: profile.time_inputs], profile.rounds),
     )
     alone = [m for m in every if m.family in ("plain", "dplr", "adjoint")]
     largest = max(profile.cached)

@@ -29,7 +29,6 @@ import favour
 from favour.experiments.profiles import Profile
 from favour.experiments.tasks import Group
 from favour.experiments.training import Trained, network
-from favour.head import DRAWS
 
 PATIENCE = 0.4  # seconds; what takes longer is timed three times only
 ACTIVATIONS = ("price", "matched", "taylor")
@@ -64,9 +63,7 @@ class Method:
 
 
 ADJOINT = Method("adjoint", "adjoint", "adjoint", {"method": "adjoint"})
-HEAD = Method(
-    "adjoint head", "adjoint", f"adjoint, {DRAWS} draws of the head", {"method": "adjoint", "estimator": "head"}
-)
+HEAD = Method("adjoint head", "adjoint", "adjoint, draws of the head", {"method": "adjoint", "estimator": "head"})
 HEAD_MANY = Method(
     f"adjoint head {MANY}",
     "adjoint",
@@ -188,6 +185,43 @@ def medians(calls: Mapping[str, Callable[[], Any]], rounds: int, cuda: bool = Fa
             if done < 3 or seconds[name][0] < PATIENCE:
                 seconds[name].append(once(call))
     return {name: statistics.median(s) for name, s in seconds.items()}
+
+
+@torch.no_grad()
+def timing(
+    subject: Subject,
+    every: Sequence[Method],
+    batch: Tensor,
+    rounds: int,
+    plain: Callable[[Tensor], Any],
+    drawn: Callable[[Tensor], Any],
+    predicted: Callable[[favour.Predictor, Method, Tensor], Any],
+) -> dict[str, float]:
+    """Median seconds from a batch to what an experiment wants of it, by method.
+
+    Args:
+        subject: The network.
+        every: Methods; naive sampling beyond `NAIVE_RUN` is left out.
+        batch: On the subject's device.
+        rounds: See `medians`.
+        plain, drawn, predicted: From plain outputs, from draws (n, B, outputs) and from a predictor to the result.
+    """
+    net, random = subject.load(0), generator(subject.device, 0)
+
+    def call(method: Method) -> Callable[[], Any]:
+        n = method.n or 0
+        if method.family == "plain":
+            return lambda: plain(net(batch))
+        if method.family == "naive":
+            return lambda: drawn(torch.stack(list(subject.naive_draws(batch, n))))
+        if method.family == "cached":
+            return lambda: drawn(favour.sample(net, batch, n, generator=random))
+        predict = subject.predictor(method.settings, batch)
+        return lambda: predicted(predict, method, batch)
+
+    timed = [m for m in every if m.family != "naive" or (m.n or 0) <= NAIVE_RUN]
+    with torch.random.fork_rng(devices=[]):
+        return medians({m.id: call(m) for m in timed}, rounds, subject.device.type == "cuda")
 
 
 def times(seconds: Mapping[str, float], every: Sequence[Method]) -> dict[str, dict[str, Any]]:

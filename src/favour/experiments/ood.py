@@ -18,7 +18,7 @@ Samples "at equal time" are as many as the cached sampler draws in the time of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,9 +43,9 @@ from favour.experiments.methods import (
     cached,
     dplr,
     generator,
-    medians,
     naive,
     times,
+    timing,
 )
 from favour.experiments.profiles import PAPER_EPOCHS
 from favour.experiments.record import digest, stat, write_json
@@ -145,29 +145,23 @@ def draw_based(
     return _joined(few), _joined(many), jsd
 
 
-@torch.no_grad()
-def timing(subject: Subject, every: Sequence[Method], x: Tensor, rounds: int) -> dict[str, float]:
+def seconds_of(subject: Subject, every: Sequence[Method], x: Tensor, rounds: int) -> dict[str, float]:
     """Seconds from a batch of pictures to its JSD, of plain inference to probabilities."""
-    batch = scaled(x).to(subject.device)
-    net = subject.load(0)
-    random = generator(subject.device, 0)
 
-    def call(method: Method) -> Callable[[], Any]:
-        n = method.n or 0
-        if method.family == "plain":
-            return lambda: net(batch).softmax(-1)
-        if method.family == "naive":
-            return lambda: scores.jsd(torch.stack(list(subject.naive_draws(batch, n))))
-        if method.family == "cached":
-            return lambda: scores.jsd(favour.sample(net, batch, n, generator=random))
-        predict = subject.predictor(method.settings, batch)
+    def divergence(predict: favour.Predictor, method: Method, batch: Tensor) -> Tensor:
         if method in HEADS:
-            return lambda: scores.jsd(predict.draws(batch, n=method.settings.get("draws")))
-        options = method.asked
-        return lambda: scores.jsd(predict(batch), **options)
+            return scores.jsd(predict.draws(batch, n=method.settings.get("draws")))
+        return scores.jsd(predict(batch), **method.asked)
 
-    with torch.random.fork_rng(devices=[]):
-        return medians({m.id: call(m) for m in every}, rounds, subject.device.type == "cuda")
+    return timing(
+        subject,
+        every,
+        scaled(x).to(subject.device),
+        rounds,
+        plain=lambda z: z.softmax(-1),
+        drawn=scores.jsd,
+        predicted=divergence,
+    )
 
 
 def areas(usual: dict[str, np.ndarray], unusual: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
@@ -267,7 +261,7 @@ def one_model(run: Run, pair: Pair, model: str, usual: Split, unusual: Split, tr
         "ood",
         subject,
         key | {"methods": digest([m.id for m in timed])},
-        lambda own: timing(own, timed, usual.x[: profile.time_inputs], profile.rounds),
+        lambda own: seconds_of(own, timed, usual.x[: profile.time_inputs], profile.rounds),
     )
     clock = times(seconds, timed)
     equal = max(2, int(clock["adjoint"]["cached_samples"] or 0))

@@ -14,7 +14,7 @@ noise of each half of them is then fitted to the other half.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from favour import metrics
 from favour.experiments import bootstrap
 from favour.experiments.classification import curve, mark_pareto
 from favour.experiments.headline import headline
-from favour.experiments.methods import NAIVE_RUN, Method, Subject, generator, medians, methods, times
+from favour.experiments.methods import NAIVE_RUN, Method, Subject, generator, methods, times, timing
 from favour.experiments.models import TITLES as MODEL_TITLES
 from favour.experiments.profiles import PAPER_EPOCHS
 from favour.experiments.record import digest, stat, write_json
@@ -123,35 +123,22 @@ def judged(validation: Moments, test: Moments, rows: Table) -> dict[str, Any]:
     }
 
 
-@torch.no_grad()
-def timing(subject: Subject, every: Sequence[Method], x: Tensor, rounds: int) -> dict[str, float]:
+def seconds_of(subject: Subject, every: Sequence[Method], x: Tensor, rounds: int) -> dict[str, float]:
     """Seconds from a batch of rows to mean and standard deviation."""
-    x = x.to(subject.device)
-    net = subject.load(0)
-    random = generator(subject.device, 0)
 
-    def call(method: Method) -> Callable[[], Any]:
-        n = method.n or 0
-        if method.family == "plain":
-            return lambda: net(x)
-        if method.family == "naive":
-            return lambda: spread(torch.stack(list(subject.naive_draws(x, n))))
-        if method.family == "cached":
-            return lambda: spread(favour.sample(net, x, n, generator=random))
-        predict = subject.predictor(method.settings, x)
+    def believed(predict: favour.Predictor, method: Method, batch: Tensor) -> tuple[Tensor, Tensor]:
+        belief = predict(batch)
+        return belief.mean, belief.stddev
 
-        def believe() -> Any:
-            belief = predict(x)
-            return belief.mean, belief.stddev
-
-        return believe
-
-    def spread(z: Tensor) -> tuple[Tensor, Tensor]:
-        return z.mean(0), z.std(0, correction=min(1, len(z) - 1))
-
-    timed = [m for m in every if m.family != "naive" or (m.n or 0) <= NAIVE_RUN]
-    with torch.random.fork_rng(devices=[]):
-        return medians({m.id: call(m) for m in timed}, rounds, subject.device.type == "cuda")
+    return timing(
+        subject,
+        every,
+        x.to(subject.device),
+        rounds,
+        plain=lambda z: z,
+        drawn=lambda z: (z.mean(0), z.std(0, correction=min(1, len(z) - 1))),
+        predicted=believed,
+    )
 
 
 @torch.no_grad()
@@ -190,7 +177,7 @@ def one_task(run: Run, task: str, model: str) -> list[dict[str, Any]]:
         "regression",
         subject,
         key | {"methods": digest([m.id for m in every])},
-        lambda own: timing(own, every, batch, profile.rounds),
+        lambda own: seconds_of(own, every, batch, profile.rounds),
     )
     families = {"naive": [n for n in profile.naive if n <= NAIVE_RUN], "cached": list(profile.cached)}
     first = {f: next(m for m in every if m.family == f) for f in families}
