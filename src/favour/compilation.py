@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from favour.capture.dynamic import Dynamic
-from favour.capture.graph import capture
+from favour.capture.graph import capture, split_example
+from favour.capture.node import Node
+from favour.head import find_head
 from favour.methods.settings import Settings
 from favour.plan import configure, truncate
 from favour.posterior import Posterior
@@ -85,5 +89,31 @@ def compile(
         given.validate(tensors)
         predictor = Predictor(graph, settings, matched(given, tensors), model)
         progress.stage("first pass")
-        predictor.rehearse(example)
+        rehearse(predictor, example)
     return predictor
+
+
+def rehearse(predict: Predictor, example: Any) -> None:
+    """Run once on a small example: plans, caches and starts are made, and what cannot work fails now."""
+    args, kwargs = split_example(example)
+    batch = next(t.shape[0] for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.ndim)
+    given, (output, *_) = predict.settings.directions, predict.graph.outputs
+    by_input = isinstance(given, Tensor) and isinstance(output, Node) and given.ndim > len(output.shape or ())
+    rows = batch if by_input else 2  # directions (k, batch, *event) go with the whole example
+    args, kwargs = pytree.tree_map(
+        lambda t: t[:rows] if isinstance(t, Tensor) and t.ndim and t.shape[0] == batch else t, (args, kwargs)
+    )
+    # The example's values mean nothing: it may be an uninitialised tensor.
+    args, kwargs = pytree.tree_map(
+        lambda t: t.nan_to_num(0, 0, 0) if isinstance(t, Tensor) and t.is_floating_point() else t,
+        (args, kwargs),
+    )
+    predict._sizes = predict._other_sizes(predict._leaves(args, kwargs))
+    # What is kept from here on must be usable for gradients, wherever `compile` was called.
+    with torch.inference_mode(False), torch.no_grad():
+        predict._warm = False
+        predict(*args, **kwargs)
+        predict._warm = True
+        if predict.settings.memory is not None:
+            predict(*args, **kwargs)
+        find_head(predict)

@@ -25,11 +25,11 @@ from favour.head import Head, draws, find_head, probabilities
 from favour.joint import Joint, concatenated, split
 from favour.methods.choice import Choice, choose
 from favour.methods.engine import Settings, infer, infer_parts
-from favour.methods.memory import measure, rows_within
 from favour.plan import Plan, converted, make_plan
 from favour.posterior import Posterior
 from favour.sampling import Sampler
 from favour.sizes import bound_sizes
+from favour.slices import slices
 from favour.tensors import (
     Cached,
     Store,
@@ -163,7 +163,7 @@ class Predictor(nn.Module):
             self.refresh()
             check_inputs(self.graph, leaves)
         posterior = self.posterior()
-        pieces = [self._predict(part, posterior) for part in self._slices(leaves, posterior)]
+        pieces = [self._predict(part, posterior) for part in slices(self, leaves, posterior)]
         joined = [_joined(parts) for parts in zip(*pieces, strict=True)] if len(pieces) > 1 else pieces[0]
         return pytree.tree_unflatten(joined, self.graph.out_spec)
 
@@ -312,34 +312,6 @@ class Predictor(nn.Module):
         choice = self._choices[frozenset(name for name, _ in sources)]
         return infer(plan, values, self.settings, choice, self._context(), sources, self._starts)
 
-    def _slices(self, leaves: list[Any], posterior: Posterior) -> list[list[Any]]:
-        """The inputs in slices of the batch that fit the memory budget."""
-        if self.settings.memory is None:
-            return [leaves]
-        beliefs = frozenset(
-            n.name
-            for n, leaf in zip(self.graph.inputs, leaves, strict=True)
-            if n is not None and isinstance(leaf, Belief)
-        )
-        plan = self._plan(beliefs, posterior)
-        plan.sizes = self._other_sizes(leaves)
-        batched = [n is not None and isinstance((n.shape or (0,))[0], str) for n in self.graph.inputs]
-        first = next(leaf for leaf, b in zip(leaves, batched, strict=True) if b)
-        mean = first.mean if isinstance(first, Belief) else first
-        itemsize = max(mean.element_size(), 4) if mean.is_floating_point() else 4
-        choice = self._choices[beliefs]
-        rows = rows_within(plan, self.settings, choice, itemsize)
-
-        def part(start: int, stop: int) -> list[Any]:
-            return [leaf[start:stop] if b else leaf for leaf, b in zip(leaves, batched, strict=True)]
-
-        known = plan.correction is not None and plan.correction[0] == plan.sizes
-        if self._warm and not known and mean.shape[0] and not torch.compiler.is_compiling():
-            few = min(rows, 2, mean.shape[0])
-            measure(plan, self.settings, choice, itemsize, few, lambda: self._predict(part(0, few), posterior))
-            rows = rows_within(plan, self.settings, choice, itemsize)
-        return [part(i, i + rows) for i in range(0, max(1, mean.shape[0]), rows)]
-
     def _bound(self, leaves: list[Any], posterior: Posterior) -> tuple[Plan, dict[Node, Any], list[tuple[str, Value]]]:
         """The plan for these inputs, the values of its leaves, and the uncertain ones among the inputs."""
         values, sources = self._values(leaves, posterior)
@@ -358,33 +330,6 @@ class Predictor(nn.Module):
         for names in {frozenset[str](), *uncertain}:
             self._plan(names, self.posterior())
         find_head(self)
-
-    def rehearse(self, example: Any) -> None:
-        """Run once on a small example: plans, caches and starts are made, and what cannot work fails now."""
-        args, kwargs = (example, {}) if isinstance(example, tuple) else ((), example)
-        if isinstance(example, Tensor):
-            args, kwargs = (example,), {}
-        batch = next(t.shape[0] for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.ndim)
-        given, (output, *_) = self.settings.directions, self.graph.outputs
-        by_input = isinstance(given, Tensor) and isinstance(output, Node) and given.ndim > len(output.shape or ())
-        rows = batch if by_input else 2  # directions (k, batch, *event) go with the whole example
-        args, kwargs = pytree.tree_map(
-            lambda t: t[:rows] if isinstance(t, Tensor) and t.ndim and t.shape[0] == batch else t, (args, kwargs)
-        )
-        # The example's values mean nothing: it may be an uninitialised tensor.
-        args, kwargs = pytree.tree_map(
-            lambda t: t.nan_to_num(0, 0, 0) if isinstance(t, Tensor) and t.is_floating_point() else t,
-            (args, kwargs),
-        )
-        self._sizes = self._other_sizes(self._leaves(args, kwargs))
-        # What is kept from here on must be usable for gradients, wherever `compile` was called.
-        with torch.inference_mode(False), torch.no_grad():
-            self._warm = False
-            self(*args, **kwargs)
-            self._warm = True
-            if self.settings.memory is not None:
-                self(*args, **kwargs)
-            find_head(self)
 
     def _bound_sizes(self, leaves: list[Any]) -> dict[str, Any]:
         shapes = [

@@ -24,6 +24,7 @@ from favour.head.match import weighed, weight_of
 from favour.head.tables import tables
 from favour.methods.engine import infer
 from favour.posterior import Posterior
+from favour.slices import slices
 from favour.tensors import check_inputs
 from favour.value import Value, mean_of
 
@@ -83,7 +84,7 @@ def _drawn(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | 
     posterior = predict.posterior()
     variances = _variances(head, posterior)
     results = []
-    for part in predict._slices(leaves, posterior):
+    for part in slices(predict, leaves, posterior):
         kept: dict[str, Any] = {n.name: None for n in [*head.reads, *([] if head.cut is None else [head.cut])]}
         plan, bound, sources = predict._bound(part, posterior)
         choice = predict._choices[frozenset(name for name, _ in sources)]

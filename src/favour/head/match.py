@@ -47,7 +47,7 @@ def weighed(d: Tensor, bias: Tensor | None, belief: Belief, w: float) -> Tensor:
     both = torch.stack([torch.lerp(own, sigma, w), own])
     # √eps of the variances is far above rounding, n·eps, so that singular covariances have factors too, and far below
     # what either covariance is good for.
-    both.diagonal(dim1=-2, dim2=-1).mul_(1 + math.sqrt(limits.eps)).add_(least)
+    both = both + torch.diag_embed(torch.diagonal(both, dim1=-2, dim2=-1) * math.sqrt(limits.eps) + least)
     tril, _ = torch.linalg.cholesky_ex(both)
     turn = torch.linalg.solve_triangular(tril[1], tril[0], upper=False, left=False)
     return torch.baddbmm(centre, turn, d)
