@@ -38,6 +38,8 @@ def compile(
     start: Any = None,
     seed: int = 0,
     memory: int | None = None,
+    secant: bool | None = None,
+    pairs: int = 0,
     dynamic: Dynamic = None,
 ) -> Predictor:
     """Turn a trained network into a predictor of means and covariances.
@@ -59,6 +61,11 @@ def compile(
         start: Of Algorithm 1: None (warm), `"random"`, or a mapping from module name to columns.
         seed: Of random starts.
         memory: Budget in bytes for the sweeps and for sampling.
+        secant: Whether the reverse sweep takes secants, not tangents, over what dropout does, which is closer wherever
+            the rate is not ½; k covectors more to send back through linear layers between dropout and an activation.
+            None: where `"auto"` predicts that to cost at most half a forward pass.
+        pairs: Groups of draws (8, say) whose joint effects on one activation the reverse sweep adds; 0 for none. Worth
+            most at rates near ½, for the price of as many forward passes.
         dynamic: Sizes besides the batch that may change, such as a sequence length or a resolution: True for all
             that the model does not fix, dimensions of every input such as `1` or `(2, 3)`, or a mapping from the
             name of an argument to those. `auto` chooses by the sizes of the example.
@@ -76,7 +83,9 @@ def compile(
         >>> belief.mean.shape, belief.covariance_matrix.shape
         (torch.Size([5, 2]), torch.Size([5, 2, 2]))
     """
-    settings = Settings(method, rank, iterations, activation, weight_rank, directions, precision, start, seed, memory)
+    settings = Settings(
+        method, rank, iterations, activation, weight_rank, directions, precision, start, seed, memory, secant, pairs
+    )
     settings.validate()
     with Progress(f"compiling {type(model).__name__}") as progress:
         progress.stage("capturing")

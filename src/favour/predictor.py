@@ -262,7 +262,8 @@ class Predictor(nn.Module):
         check_inputs(self.graph, leaves)
         posterior = self.posterior()
         plan, values, sources = self._bound(leaves, posterior)
-        parts = infer_parts(plan, values, self.settings, self._context(), sources, self._starts)
+        choice = self._choices[frozenset(name for name, _ in sources)]
+        parts = infer_parts(plan, values, self.settings, self._context(), sources, self._starts, choice.secant)
         outputs = [Attribution.of(mean, grams) if isinstance(mean, Tensor) else mean for mean, grams in parts]
         return pytree.tree_unflatten(outputs, self.graph.out_spec)
 

@@ -55,6 +55,8 @@ class LinearMap:
         factors: Of such an approximation: A (m, q) with orthonormal columns and B (q, n), G = AB over the last axis.
         pairs: C ↦ (G_a ∘ G_b)C_ab, (q, *input shape) to (q, *output shape): covariances between the same entries of
             two inputs. See `paired`.
+        square_transpose: c ↦ (G∘G)ᵀc, (F, *output shape) to (F, *input shape); carries curvatures back.
+        curvature: Of the element-wise function that G stands for, E[f″], (batch, *event), when called.
     """
 
     apply: Callable[[Tensor], Tensor]
@@ -66,6 +68,8 @@ class LinearMap:
     compressed: Callable[[int], LinearMap] | None = None
     factors: tuple[Tensor, Tensor] | None = None
     pairs: Callable[[Tensor], Tensor] | None = None
+    square_transpose: Callable[[Tensor], Tensor] | None = None
+    curvature: Callable[[], Tensor] | None = None
 
 
 def identity() -> LinearMap:
@@ -74,7 +78,9 @@ def identity() -> LinearMap:
     def same(t: Tensor) -> Tensor:
         return t
 
-    return LinearMap(same, same, same, disjoint=True, any_batch=True, is_identity=True, pairs=same)
+    return LinearMap(
+        same, same, same, disjoint=True, any_batch=True, is_identity=True, pairs=same, square_transpose=same
+    )
 
 
 def partners(t: Tensor, q: int) -> Tensor:
@@ -93,22 +99,36 @@ def paired(G: LinearMap) -> Callable[[Tensor], Tensor] | None:
     return lambda c: G.square(c.flatten(0, 1)).unflatten(0, (c.shape[0], c.shape[1]))
 
 
-def scaling(factor: Tensor | float) -> LinearMap:
+def scaled(d: Tensor, factor: Tensor | float) -> Tensor:
+    """factor ∘ d for d with a fold axis in front; `factor` broadcasts to the rest."""
+    if not isinstance(factor, Tensor) or factor.ndim != d.ndim - 1:
+        return d * factor
+    # Written batch first: covectors that were the same for every input come out stored that way, which is how
+    # their Gram matrices and products with weights read them.
+    return (d.transpose(0, 1) * factor.unsqueeze(1)).transpose(0, 1)
+
+
+def scaling(factor: Tensor | float, curvature: Callable[[], Tensor] | None = None) -> LinearMap:
     """G = diag(factor), `factor` broadcasting to the input's shape without enlarging it."""
 
     def times(d: Tensor) -> Tensor:
-        if not isinstance(factor, Tensor) or factor.ndim != d.ndim - 1:
-            return d * factor
-        # Written batch first: covectors that were the same for every input come out stored that way, which is how
-        # their Gram matrices and products with weights read them.
-        return (d.transpose(0, 1) * factor.unsqueeze(1)).transpose(0, 1)
+        return scaled(d, factor)
 
     def pairs(c: Tensor) -> Tensor:
         if not isinstance(factor, Tensor) or factor.ndim != c.ndim - 1:
             return c * (factor * factor)
         return c * factor * partners(factor, c.shape[0])
 
-    return LinearMap(times, times, lambda v: v * (factor * factor), disjoint=True, any_batch=True, pairs=pairs)
+    return LinearMap(
+        times,
+        times,
+        lambda v: v * (factor * factor),
+        disjoint=True,
+        any_batch=True,
+        pairs=pairs,
+        square_transpose=lambda c: scaled(c, factor * factor),
+        curvature=curvature,
+    )
 
 
 def weighted_sum(weights: Tensor, axis: int, keepdim: bool) -> LinearMap:
@@ -123,6 +143,7 @@ def weighted_sum(weights: Tensor, axis: int, keepdim: bool) -> LinearMap:
         lambda v: reduced(v * weights.square(), axis),
         disjoint=True,
         pairs=lambda c: reduced(c * weights * partners(weights, c.shape[0]), axis + 1),
+        square_transpose=lambda c: (c if keepdim else c.unsqueeze(axis + 1)) * weights.square(),
     )
 
 
@@ -141,18 +162,27 @@ def structural(
     def square(v: Tensor) -> Tensor:
         return apply(v.unsqueeze(0)).squeeze(0)
 
-    return LinearMap(apply, transpose, square, disjoint=disjoint, pairs=apply if alike else None)
+    return LinearMap(
+        apply,
+        transpose,
+        square,
+        disjoint=disjoint,
+        pairs=apply if alike else None,
+        square_transpose=transpose,
+    )
 
 
 def compose(outer: LinearMap, inner: LinearMap) -> LinearMap:
     """outer ∘ inner, where (at least) one of the two is disjoint so that squares compose too."""
     first, second = paired(inner), paired(outer)
+    near, far = inner.square_transpose, outer.square_transpose
     return LinearMap(
         lambda d: outer.apply(inner.apply(d)),
         lambda g: inner.transpose(outer.transpose(g)),
         lambda v: outer.square(inner.square(v)),
         disjoint=outer.disjoint and inner.disjoint,
         pairs=None if first is None or second is None else lambda c: second(first(c)),
+        square_transpose=None if near is None or far is None else lambda c: near(far(c)),
     )
 
 
@@ -209,9 +239,9 @@ def weighted_gram(g: Tensor, variance: Tensor) -> Tensor:
         pairs = (rows.unsqueeze(0) * rows.unsqueeze(1)).reshape(F * F, n)
         return (flat(variance.unsqueeze(0)).squeeze(0) @ pairs.T).unflatten(1, (F, F))
     if g.requires_grad or variance.requires_grad:
-        return inner(scaling(variance).apply(g), g)
-    scaled = scaling(stored(variance.clamp_min(0).sqrt())).apply(g)  # one product less, and exactly symmetric
-    return inner(scaled, scaled)
+        return inner(scaled(g, variance), g)
+    rooted = scaled(g, stored(variance.clamp_min(0).sqrt()))  # one product less, and exactly symmetric
+    return inner(rooted, rooted)
 
 
 def stored(factor: Tensor) -> Tensor:
@@ -240,12 +270,17 @@ def diagonal_columns(scale: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class DiagonalNoise(Noise):
-    """N = diag(variance): every element draws for itself."""
+    """N = diag(variance): every element draws for itself.
+
+    Attributes:
+        skew: ½κ₃/κ₂ of every element's draw, (batch, *event), when called; None where it is 0 or not known.
+    """
 
     variance: Tensor
     label: str = ""
     key: None = None
     between: Between | None = None
+    skew: Callable[[], Tensor] | None = None
 
     def diag(self) -> Tensor:
         return self.variance

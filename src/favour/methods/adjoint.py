@@ -9,14 +9,25 @@ Nothing is truncated: for given surrogates this is the exact covariance, residua
 A draw shared by several operations (equal `Noise.key`) collects Bᵀg over all of them before its Gram matrix is taken.
 The sum over sources is the attribution of the variance.
 
+Secants. A dropped unit takes a step that is not small, over which the slope of the next activation changes: to second
+order in its noise ε, of variance N and third cumulant T, an output moves by aε + ½c(ε² − N), with a its covector and
+c = ∂²/∂ε². The line through that with the right covariance has slope a + ½cT/N, for noise of two values (all of
+dropout) the secant between them, and no variance is left over. So the Gram matrix is taken of A + C∘½T/N instead of A.
+Curvatures go back beside the covectors: through activations c ↦ E[f′]²c + E[f″]a, through linear maps c ↦ (G∘G)ᵀc,
+which is the diagonal of GᵀcG for a diagonal c: exact at the nearest activation, and an estimate without bias for
+weights of random signs beyond it.
+
+Pairs. Two units that act on one activation also move it together; see `favour.methods.pairs`.
+
 Two savings. Covectors are the same for every input until they meet the first map that is not, so they start with a
 batch of one. And independent element-wise draws on either side of an identity (the residual of a ReLU and the dropout
 behind it) share their covectors, so their variances are added before the Gram matrix is taken, once.
 
 Cost in forward passes, for k covectors: 1 for the mean, then, over the part behind the first noise, 1 for variances
-and k for the way back. With weights of rank q (`weight_rank`) the way back costs q(m + n)/(mn) of that at an m × n
-layer, and a convolution's q/m and a change of channels; means and variances keep the whole weights. What that is worth
-is measured by `benchmarks/subinference.py`: little.
+and k for the way back, and k more for secants where dropout lies before an activation. With weights of rank q
+(`weight_rank`) the way back costs q(m + n)/(mn) of that at an m × n layer, and a convolution's q/m and a change of
+channels; means and variances keep the whole weights. What that is worth is measured by `benchmarks/subinference.py`:
+little.
 """
 
 from __future__ import annotations
@@ -27,7 +38,8 @@ import torch
 from torch import Tensor
 
 from favour.methods.forward import Entry, Sweep
-from favour.surrogate import DiagonalNoise, LatentNoise, inner, weighted_gram
+from favour.methods.pairs import Pairs
+from favour.surrogate import DiagonalNoise, LatentNoise, LinearMap, Noise, inner, scaled, weighted_gram
 from favour.value import Value
 
 Inputs = list[tuple[str, Value, Value]]
@@ -41,6 +53,8 @@ def reverse(
     *,
     apart: bool = False,
     weight_rank: int | None = None,
+    secant: bool = False,
+    pairs: Pairs | None = None,
 ) -> dict[str, Tensor]:
     """Covariance of the outputs in the given directions, by source.
 
@@ -51,6 +65,8 @@ def reverse(
         inputs: Uncertain inputs: name, the value as given (its covariance is exact) and the value the sweep saw.
         apart: Keep every source apart; otherwise what can be added early is.
         weight_rank: q, to send covectors through rank-q approximations of the weights (sub-inference).
+        secant: Take secants of skewed noises, not tangents.
+        pairs: Joint effects of two draws on one activation.
 
     Returns:
         Source label to (batch, k, k). Their sum is the covariance.
@@ -64,6 +80,8 @@ def reverse(
     carried: dict[int, Tensor] = {}  # variances waiting at a value for its covectors
     parts: dict[str, Tensor] = {}
     shared: dict[Hashable, tuple[str, Tensor]] = {}
+    bending = _bending(sweep) if secant else set()
+    bends: dict[int, Tensor] = {}  # curvatures, as `waiting`
 
     def add(label: str, gram: Tensor) -> None:
         parts[label] = parts[label] + gram if label in parts else gram
@@ -73,13 +91,22 @@ def reverse(
         if g is None:
             continue
         variance = carried.pop(id(entry.value), None)
+        c = bends.pop(id(entry.value), None)
+        noises = entry.surrogate.noises
+        if pairs is not None:
+            found = pairs.at(entry, g)
+            if found is not None:
+                label, gram, noises = found
+                add(label, gram)
         label = "noise" if not apart else ""
-        for noise in entry.surrogate.noises:
+        for noise in noises:
             if noise.key is not None:
                 assert isinstance(noise, LatentNoise)
                 pulled = noise.pull(_whole(g, batch))
                 first, total = shared.get(noise.key, (noise.label, None))
                 shared[noise.key] = (first, pulled if total is None else total + pulled)
+            elif c is not None and isinstance(noise, DiagonalNoise) and noise.skew is not None:
+                add(noise.label if apart else label, weighted_gram(g + scaled(c, noise.skew()), noise.variance))
             elif isinstance(noise, DiagonalNoise) and not apart:
                 variance = noise.variance if variance is None else variance + noise.variance
             else:
@@ -94,6 +121,10 @@ def reverse(
             G = full if weight_rank is None or full.compressed is None else full.compressed(weight_rank)
             back = G.transpose(g if G.any_batch else _whole(g, batch))
             waiting[id(x)] = waiting[id(x)] + back if id(x) in waiting else back
+            if id(x) in bending:
+                bend = _bend(full, g, c, batch)
+                if bend is not None:
+                    bends[id(x)] = bends[id(x)] + bend if id(x) in bends else bend
     for label, pulled in shared.values():
         add(label, inner(pulled, pulled))
     for name, value, seen in inputs:
@@ -110,6 +141,32 @@ def reverse(
             weights = inner(g, value.factor)
             add(name, weights @ weights.mT)
     return parts
+
+
+def _bending(sweep: Sweep) -> set[int]:
+    """Values whose curvatures reach a skewed noise."""
+    found: set[int] = set()
+    for entry in sweep.tape:
+        if any(_skewed(noise) for noise in entry.surrogate.noises) or any(
+            id(x) in found and G.square_transpose is not None for x, G in entry.surrogate.maps
+        ):
+            found.add(id(entry.value))
+    return found
+
+
+def _skewed(noise: Noise) -> bool:
+    return isinstance(noise, DiagonalNoise) and noise.skew is not None
+
+
+def _bend(G: LinearMap, g: Tensor, c: Tensor | None, batch: int) -> Tensor | None:
+    """Curvatures at the argument of a map, from covectors and curvatures at its result."""
+    bend = None
+    if c is not None and G.square_transpose is not None:
+        bend = G.square_transpose(c if G.any_batch else _whole(c, batch))
+    if G.curvature is not None:
+        own = scaled(g, G.curvature())
+        bend = own if bend is None else bend + own
+    return bend
 
 
 def _single_identity(entry: Entry, readers: dict[int, int]) -> Value | None:

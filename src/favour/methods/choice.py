@@ -2,13 +2,13 @@
 
 The unit of cost is one forward pass. With t the share of it that lies behind the first noise source,
 
-    reverse sweep, k covectors    1 + t(1 + k)
+    reverse sweep, k covectors    1 + t(1 + k) + t₂k with secants, + tP with P groups of pairs
     dplr, rank r, K iterations    1 + t(1 + r + 2rK)
 
-both beside the element-wise work, which is the same. The reverse sweep over all n outputs is exact for its
-surrogates, so it is taken while it stays affordable. With more outputs it is taken over the leading directions of a
-softmax and the common shift of all scores (`directions`) if the output looks like class scores (one axis); else `dplr`
-gives every output's marginal and the leading correlations.
+where t₂ is the share that an activation follows, both beside the element-wise work, which is the same. The reverse
+sweep over all n outputs is exact for its surrogates, so it is taken while it stays affordable. With more outputs it is
+taken over the leading directions of a softmax and the common shift of all scores (`directions`) if the output looks
+like class scores (one axis); else `dplr` gives every output's marginal and the leading correlations.
 `benchmarks/choice.py` compares these predictions with measured times.
 """
 
@@ -28,6 +28,9 @@ DEFAULT_RANK = {"dplr": 4, "adjoint": 0}
 # `auto` goes through all outputs while that is predicted to cost at most this many forward passes.
 AFFORDABLE = 24.0
 
+# `auto` takes secants while that is predicted to cost at most this many forward passes.
+SECANT = 0.5
+
 # Directions of a softmax where there are too many outputs; the common shift is one more.
 DIRECTIONS = 8
 
@@ -36,13 +39,15 @@ DIRECTIONS = 8
 class Choice:
     """A method, its number of covectors (None: one per output) and its predicted cost in forward passes.
 
-    `shift` says that one of the covectors is for the common shift of all class scores.
+    `shift` says that one of the covectors is for the common shift of all class scores, `secant` that dropout's noise
+    meets secants.
     """
 
     method: str
     covectors: int | None
     forwards: float
     shift: bool = False
+    secant: bool = False
 
 
 def multiplications(node: Node, sizes: Mapping[str, int] | None = None) -> int:
@@ -53,14 +58,14 @@ def multiplications(node: Node, sizes: Mapping[str, int] | None = None) -> int:
     return sum(entries(node.shape[1:], sizes or {}) * entries(w.shape[1:], {}) for w in weights if w.shape is not None)
 
 
-def uncertain_share(plan: Plan) -> float:
-    """t: the share of the multiplications whose input is uncertain."""
+def uncertain_share(plan: Plan, outputs: bool = True) -> float:
+    """t: the share of the multiplications whose input is uncertain; without the operations that end the network, t₂."""
     total = tail = 0
     for step in plan.steps:
         work = multiplications(step.node, plan.sizes)
         total += work
         if any(s in plan.uncertain and s.kind in ("call", "input") for s in step.node.inputs):
-            tail += work
+            tail += work if outputs or not step.output else 0
     return tail / total if total else 1.0
 
 
@@ -70,11 +75,19 @@ def predicted(plan: Plan, settings: Settings, method: str, covectors: int) -> fl
     if method == "adjoint":
         rank = settings.rank or 0
         marginals = rank + 2 * rank * settings.iterations
-        return 1 + t * (1 + marginals + covectors)
+        secants = uncertain_share(plan, outputs=False) * covectors if takes_secants(plan, settings, covectors) else 0.0
+        return 1 + t * (1 + marginals + covectors + settings.pairs) + secants
     if method == "dplr":
         rank = DEFAULT_RANK["dplr"] if settings.rank is None else settings.rank
         return 1 + t * (1 + rank + 2 * rank * settings.iterations)
     return 1 + t
+
+
+def takes_secants(plan: Plan, settings: Settings, covectors: int) -> bool:
+    """Whether the reverse sweep takes secants: as told, else in `auto` where they are cheap."""
+    if settings.secant is not None:
+        return settings.secant
+    return settings.method == "auto" and uncertain_share(plan, outputs=False) * covectors <= SECANT
 
 
 def outputs(plan: Plan) -> list[Node]:
@@ -88,12 +101,17 @@ def choose(plan: Plan, settings: Settings, scores: bool = True) -> Choice:
     n = sum(plan.entries(o.shape) for o in uncertain)
     if settings.method not in ("auto", "adjoint"):
         return Choice(settings.method, None, predicted(plan, settings, settings.method, n))
+
+    def swept(covectors: int | None, shift: bool = False) -> Choice:
+        k = n if covectors is None else covectors
+        cost = predicted(plan, settings, "adjoint", k)
+        return Choice("adjoint", covectors, cost, shift, takes_secants(plan, settings, k))
+
     if settings.directions is not None:
-        k = settings.directions if isinstance(settings.directions, int) else len(settings.directions)
-        return Choice("adjoint", k, predicted(plan, settings, "adjoint", k))
-    every = predicted(plan, settings, "adjoint", n)
-    if settings.method == "adjoint" or every <= AFFORDABLE:
-        return Choice("adjoint", None, every)
+        return swept(settings.directions if isinstance(settings.directions, int) else len(settings.directions))
+    every = swept(None)
+    if settings.method == "adjoint" or every.forwards <= AFFORDABLE:
+        return every
     if scores and all(o.shape is not None and len(o.shape) == 2 for o in uncertain):
-        return Choice("adjoint", DIRECTIONS + 1, predicted(plan, settings, "adjoint", DIRECTIONS + 1), shift=True)
+        return swept(DIRECTIONS + 1, shift=True)
     return Choice("dplr", None, predicted(plan, settings, "dplr", n))

@@ -17,6 +17,7 @@ from favour.methods.directions import common_shift, given_directions, softmax_di
 from favour.methods.dplr import Compressed, Start, given_start
 from favour.methods.forward import DiagonalOnly, Entry, Explicit, Representation, Sweep, run
 from favour.methods.memory import covectors_within
+from favour.methods.pairs import Pairs
 from favour.methods.settings import Settings
 from favour.methods.start import random_start, warm_start
 from favour.plan import Plan
@@ -54,7 +55,8 @@ def infer(
         sweep, inputs = forward_for_adjoint(plan, values, settings, ctx, sources, starts)
         _keep(sweep, kept)
         results = [result_of(o, sweep) for o in plan.outputs]
-        return [_adjoint_belief(value, plan, sweep, inputs, settings, choice) for value in results]
+        pairs = pairs_of(sweep, inputs, settings)
+        return [_adjoint_belief(value, plan, sweep, inputs, settings, choice, pairs) for value in results]
     representation = _representation(choice.method, settings, starts)
     _take_in(representation, sources)
     sweep = run(plan, values, representation, ctx, keep_tape=kept is not None)
@@ -78,19 +80,28 @@ def infer_parts(
     ctx: Context,
     sources: Sources,
     starts: dict[str, Tensor],
+    secant: bool = False,
 ) -> list[tuple[Any, dict[str, Tensor]]]:
     """The reverse sweep over all outputs with its sources kept apart: for each output, covariances by source."""
     sweep, inputs = forward_for_adjoint(plan, values, settings, ctx, sources, starts)
+    pairs = pairs_of(sweep, inputs, settings)
     result: list[tuple[Any, dict[str, Tensor]]] = []
     for output in plan.outputs:
         value = result_of(output, sweep)
         if not isinstance(value, Value):
             result.append((value, {}))
             continue
-        grams = adjoint.reverse(sweep, value, adjoint.all_outputs(value.mean), inputs, apart=True)
+        grams = adjoint.reverse(
+            sweep, value, adjoint.all_outputs(value.mean), inputs, apart=True, secant=secant, pairs=pairs
+        )
         batch = value.mean.shape[0]
         result.append((value.mean, {label: gram.expand(batch, -1, -1) for label, gram in grams.items()}))
     return result
+
+
+def pairs_of(sweep: Sweep, inputs: adjoint.Inputs, settings: Settings) -> Pairs | None:
+    """What pairs of draws do, where that is asked for."""
+    return Pairs(sweep, [seen for _, _, seen in inputs], settings.pairs) if settings.pairs else None
 
 
 def _keep(sweep: Sweep, kept: dict[str, Any] | None) -> None:
@@ -141,16 +152,26 @@ def forward_for_adjoint(
 
 
 def _adjoint_belief(
-    value: Any, plan: Plan, sweep: Sweep, inputs: adjoint.Inputs, settings: Settings, choice: Choice
+    value: Any,
+    plan: Plan,
+    sweep: Sweep,
+    inputs: adjoint.Inputs,
+    settings: Settings,
+    choice: Choice,
+    pairs: Pairs | None,
 ) -> Any:
     if not isinstance(value, Value):
         return _belief(value)
     n = value.mean.flatten(1).shape[1] if value.mean.ndim > 1 else 1
     given = settings.directions if isinstance(settings.directions, Tensor) else None
     k = n if choice.covectors is None else choice.covectors
+
+    def gram(basis: Tensor) -> Tensor:
+        return _gram(value, basis, plan, sweep, inputs, settings, choice.secant, pairs)
+
     if given is None and k >= n:
         basis = adjoint.all_outputs(value.mean)
-        matrix = _gram(value, basis, plan, sweep, inputs, settings)
+        matrix = gram(basis)
         return _belief(value, Dense(matrix, value.mean.shape[1:]))
     diag = value.variance.to(value.mean.dtype)
     shift = common_shift(_made(value, sweep)) if choice.shift and given is None else None
@@ -162,8 +183,7 @@ def _adjoint_belief(
         diag = (diag - share).clamp_min(0)
     else:
         basis = softmax_directions(value.mean.flatten(1), k).reshape(k, *value.mean.shape)
-    core = _gram(value, basis, plan, sweep, inputs, settings)
-    return _belief(value, Directional(diag, basis, core))
+    return _belief(value, Directional(diag, basis, gram(basis)))
 
 
 def _made(value: Value, sweep: Sweep) -> Entry | None:
@@ -174,21 +194,34 @@ def _made(value: Value, sweep: Sweep) -> Entry | None:
     return None
 
 
-def _gram(value: Value, basis: Tensor, plan: Plan, sweep: Sweep, inputs: adjoint.Inputs, settings: Settings) -> Tensor:
+def _gram(
+    value: Value,
+    basis: Tensor,
+    plan: Plan,
+    sweep: Sweep,
+    inputs: adjoint.Inputs,
+    settings: Settings,
+    secant: bool,
+    pairs: Pairs | None,
+) -> Tensor:
     """Covariance in the directions of `basis`, (batch, k, k), in groups of covectors where memory is short."""
     k, batch = basis.shape[0], value.mean.shape[0]
     together = covectors_within(plan, settings, k, max(value.mean.element_size(), 4) * max(batch, 1))
-    q = settings.weight_rank
+
+    def swept(some: Tensor) -> Tensor:
+        grams = adjoint.reverse(
+            sweep, value, some, inputs, weight_rank=settings.weight_rank, secant=secant, pairs=pairs
+        )
+        return adjoint.total(grams, value.mean, len(some))
+
     if together >= k:
-        return adjoint.total(adjoint.reverse(sweep, value, basis, inputs, weight_rank=q), value.mean, k)
+        return swept(basis)
     groups = list(torch.arange(k).split(max(1, together // 2)))
     matrix = value.mean.new_zeros(batch, k, k)
     for i, rows in enumerate(groups):
         for columns in groups[i:]:
             pair = rows if columns is rows else torch.cat([rows, columns])
-            grams = adjoint.reverse(sweep, value, basis[pair], inputs, weight_rank=q)
-            part = adjoint.total(grams, value.mean, len(pair))
-            matrix[:, pair[:, None], pair] = part
+            matrix[:, pair[:, None], pair] = swept(basis[pair])
     return matrix
 
 

@@ -29,6 +29,8 @@ class Settings:
     start: Any = None
     seed: int = 0
     memory: int | None = None
+    secant: bool | None = None
+    pairs: int = 0
 
     def validate(self) -> None:
         """Raise for values that make no sense."""
@@ -36,8 +38,19 @@ class Settings:
             raise InvalidValue(f"`method` is {self.method!r}; choose one of {', '.join(METHODS)}.")
         if self.activation not in ACTIVATIONS:
             raise InvalidValue(f"`activation` is {self.activation!r}; choose one of {', '.join(ACTIVATIONS)}.")
-        for name, least in (("rank", 0), ("iterations", 0), ("weight_rank", 1), ("memory", 1), ("seed", 0)):
-            _check_whole(name, getattr(self, name), least, optional=name not in ("iterations", "seed"))
+        wholes = (("rank", 0), ("iterations", 0), ("weight_rank", 1), ("memory", 1), ("seed", 0), ("pairs", 0))
+        for name, least in wholes:
+            _check_whole(name, getattr(self, name), least, optional=name not in ("iterations", "seed", "pairs"))
+        if self.pairs == 1:
+            raise InvalidValue("`pairs` is 1; two groups of draws make the first pair. Choose 0, or 8.")
+        if self.secant not in (None, True, False):
+            raise InvalidType(
+                f"`secant` is {self.secant!r}; choose True, False, or None to let `method='auto'` decide."
+            )
+        if (self.secant or self.pairs) and self.method not in ("auto", "adjoint"):
+            raise InvalidValue(
+                f"`secant` and `pairs` belong to the reverse sweep; `method` is {self.method!r}, not 'adjoint'."
+            )
         if self.precision not in PRECISIONS:
             raise InvalidValue(f"`precision` is {self.precision!r}; choose None, 'tf32' or 'bf16'.")
         named = self.start is None or (isinstance(self.start, str) and self.start in ("warm", "random"))

@@ -105,6 +105,16 @@ def piecewise_slope(x: Tensor, slope: Number, kinks: Kinks) -> Tensor:
     return value
 
 
+def piecewise_curvature(mean: Tensor, variance: Tensor, *, kinks: Kinks) -> Tensor:
+    """E[f″(x)] = Σ_k c_k φ((t_k − μ)/σ)/σ of the continuous piecewise linear f, for σ > 0."""
+    mean, variance, out = widen(mean, variance)
+    precision = variance.reciprocal()
+    total = torch.zeros_like(mean)
+    for t, c in kinks:
+        total = total + c * torch.exp(-0.5 * precision * (t - mean).square())
+    return (PDF0 * total * precision.sqrt()).to(out)
+
+
 def piecewise_linear(
     mean: Tensor,
     variance: Tensor,

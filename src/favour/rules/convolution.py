@@ -171,7 +171,18 @@ def convolution_map(ctx: Context, geometry: Geometry, kernel: Tensor, space: Seq
 
         return LinearMap(forward, back, square, any_batch=True)
 
-    full = LinearMap(apply, transpose, square, any_batch=True, compressed=compressed if geometry.groups == 1 else None)
+    def square_transpose(c: Tensor) -> Tensor:
+        x = geometry.adjoint(c.flatten(0, 1).to(squared.dtype), squared, space)
+        return x.reshape(*c.shape[:2], *x.shape[1:]).to(c.dtype)
+
+    full = LinearMap(
+        apply,
+        transpose,
+        square,
+        any_batch=True,
+        compressed=compressed if geometry.groups == 1 else None,
+        square_transpose=square_transpose,
+    )
     return full
 
 

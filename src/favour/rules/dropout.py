@@ -5,6 +5,10 @@ Var[D] = p/q. By the law of total variance
 
     m = μ,   G = I,   N = diag((μ² + v)·p/q).
 
+D − 1 has cumulants κ₂ = p/q and κ₃ = κ₂(1/q − 2), so that the noise x(D − 1) is skewed but for p = ½:
+
+    ½κ₃/κ₂ = (1/(2q) − 1)·E[x³]/E[x²],   E[x³] = μ(μ² + 3v).
+
 p is a number, or a tensor that broadcasts to the input (a rate per neuron).
 """
 
@@ -49,7 +53,18 @@ def dropped(x: Any, p: Any, label: str) -> Surrogate:
     """Element-wise dropout with rate p."""
     mean = mean_of(x)
     noise = second_moment_noise(x, mean, p / (1 - p), label)
+    if isinstance(p, Tensor) or p not in (0.0, 0.5):
+        noise.skew = lambda: (0.5 / (1 - p) - 1) * _cube_over_square(x)
     return Surrogate(mean, [(x, identity())] if isinstance(x, Value) else [], [noise])
+
+
+def _cube_over_square(x: Any) -> Tensor:
+    """E[x³]/E[x²]; 0 where x is."""
+    if not isinstance(x, Value):
+        return x
+    square = x.mean.square()
+    second = square + x.variance
+    return x.mean * ((square + 3 * x.variance) / torch.where(second > 0, second, 1.0))
 
 
 @rule(aten.dropout.default, torch.ops.favour.dropout.default, exactness="exact", family="dropout")

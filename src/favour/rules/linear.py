@@ -117,6 +117,7 @@ def matrix_map(ctx: Context, weight: Tensor) -> LinearMap:
         square,
         any_batch=True,
         compressed=compressed,
+        square_transpose=lambda c: times(c, squared.T),
     )
     return full
 

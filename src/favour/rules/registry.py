@@ -111,7 +111,8 @@ def pointwise_surrogate(ctx: Context, x: Value, f: ScalarFunction) -> Surrogate:
     """The surrogate of a scalar function in the context's activation mode."""
     mean, slope, residual = surrogate_slope(f, x.mean, x.variance, ctx.activation)
     slope = stored(slope)
-    result = Surrogate(mean, [(x, scaling(slope))])
+    bends = (lambda: curvature(f, x.mean, x.variance)) if ctx.activation == "price" else None
+    result = Surrogate(mean, [(x, scaling(slope, bends))])
     result.near = None if x.near is None else Scaled(x.near, slope, x.mean.ndim - 2)
     if ctx.activation != "price":
         return result
@@ -134,6 +135,8 @@ def pointwise_surrogate(ctx: Context, x: Value, f: ScalarFunction) -> Surrogate:
 def curvature(f: ScalarFunction, mean: Tensor, variance: Tensor) -> Tensor:
     """E[f″], by the slopes E[f′] a twentieth of a standard deviation to either side; 0 where the variance is."""
     positive = variance > 0
+    if f.curvature is not None:
+        return torch.where(positive, f.curvature(mean, torch.where(positive, variance, 1.0)), 0.0)
     step = 0.05 * torch.where(positive, variance, 1.0).sqrt()
     above, below = (surrogate_slope(f, mean + d, variance, "price").slope for d in (step, -step))
     return torch.where(positive, (above - below) / (2 * step), 0.0)

@@ -29,6 +29,7 @@ def piecewise(
         partial(gauss.piecewise_slope, slope=slope, kinks=kinks),
         partial(gauss.piecewise_linear, offset=offset, slope=slope, kinks=kinks),
         kinks=tuple(t for t, _ in kinks),
+        curvature=partial(gauss.piecewise_curvature, kinks=kinks),
     )
 
 

@@ -26,6 +26,7 @@ class ScalarFunction:
         moments: (mean, variance) of x to `Moments` of f(x), tensors of one shape.
         exactness: `"exact"` (affine), `"moment-matched"` or `"linearised"`.
         kinks: where f or a low derivative of it jumps, ascending; places to cut an integral at.
+        curvature: (mean, variance > 0) of x to E[f″(x)], where there is a closed form.
 
     Example:
         >>> from favour.scalar import tanh
@@ -41,6 +42,7 @@ class ScalarFunction:
     moments: Callable[[Tensor, Tensor], Moments]
     exactness: Exactness = "moment-matched"
     kinks: tuple[Number, ...] = ()
+    curvature: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 def surrogate_slope(fn: ScalarFunction, mean: Tensor, variance: Tensor, mode: str = "price") -> Moments:

@@ -28,8 +28,10 @@ def affine(scale: Number = 1.0, shift: Number = 0.0) -> ScalarFunction:
 
 def relu() -> ScalarFunction:
     """max(x, 0)."""
-    derivative = partial(gauss.piecewise_slope, slope=0.0, kinks=((0.0, 1.0),))
-    return ScalarFunction("relu", F.relu, derivative, gauss.relu, kinks=(0.0,))
+    kinks = ((0.0, 1.0),)
+    derivative = partial(gauss.piecewise_slope, slope=0.0, kinks=kinks)
+    curvature = partial(gauss.piecewise_curvature, kinks=kinks)
+    return ScalarFunction("relu", F.relu, derivative, gauss.relu, kinks=(0.0,), curvature=curvature)
 
 
 def relu6() -> ScalarFunction:

@@ -1,0 +1,120 @@
+"""Pairs: what two draws do to one activation together.
+
+With u the linear image of all draws at the input of an activation f, and g the covector behind it, the second Hermite
+term of the output is ½ Σ_j b_j (u_j² − Var u_j), b = g∘E[f″]. Over draws k and l, with x_jk their images,
+
+    Σ_{k<l} H_kl ε_k ε_l,   H_kl = Σ_j b_j x_jk x_jl,   of variance Σ_{k<l} H_kl² for draws of variance one.
+
+What k = l would add is in the secants (for noise of two values) or in the activation's own residual; of the residual,
+the part ½E[f″]²v² that is counted here is taken out. All n² numbers H_kl are not formed: every draw gets a random sign
+and one of P groups, and the images u_p of the groups go forward once, for all covectors. Then
+
+    M_pq = Σ_j b_j u_pj u_qj = Σ_{k in p, l in q} H_kl s_k s_l,   E[M_pq²] = Σ_{k in p, l in q} H_kl²,
+
+so that Σ_{p<q} M_pq² misses the pairs within a group only, of n draws (n/P − 1)/(n − 1), and is scaled up by that. As a
+Gram matrix of the covectors' M it is positive semi-definite. Its relative spread is about 2/P.
+
+Draws that are not element-wise and have no latent vector of their own (`DenseNoise`, `RotatedNoise`) are left out.
+
+Cost in forward passes: P over the part behind the first noise, and P²/2 element-wise products per activation.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Hashable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from favour.methods.forward import Entry, Sweep
+from favour.surrogate import DiagonalNoise, LatentNoise, Noise, inner, scaled
+from favour.tracing import constant
+from favour.value import Value
+
+
+class Pairs:
+    """Images of the groups of draws at every value of a sweep.
+
+    Args:
+        sweep: With its tape.
+        inputs: Uncertain inputs as the sweep saw them.
+        groups: P ≥ 2.
+    """
+
+    def __init__(self, sweep: Sweep, inputs: list[Value], groups: int) -> None:
+        self.groups = groups
+        self.images: dict[int, Tensor] = {}
+        self.draws: dict[int, int] = {}  # n, of an image
+        shared: dict[Hashable, int] = {}
+        count = 0
+        for value in inputs:
+            if value.diag is not None:
+                self._add(value, self._spread(value.diag, count), math.prod(value.diag.shape[1:]))
+                count += 1
+        for entry in sweep.tape:
+            for x, G in entry.surrogate.maps:
+                if id(x) in self.images:
+                    self._add(entry.value, G.apply(self.images[id(x)]), self.draws[id(x)])
+            for noise in entry.surrogate.noises:
+                seed = count if noise.key is None else shared.setdefault(noise.key, count)
+                count += 1
+                if isinstance(noise, DiagonalNoise):
+                    image = self._spread(noise.variance.expand(entry.value.mean.shape), seed)
+                    self._add(entry.value, image, math.prod(image.shape[2:]))
+                elif isinstance(noise, LatentNoise):
+                    shape = noise.latent_shape
+                    z = self._signs(shape, entry.value.mean, seed)
+                    image = noise.push(z.expand(-1, entry.value.mean.shape[0], *shape))
+                    self._add(entry.value, image, math.prod(shape))
+
+    def _add(self, value: Value, image: Tensor, draws: int) -> None:
+        known = self.images.get(id(value))
+        self.images[id(value)] = image if known is None else known + image
+        self.draws[id(value)] = self.draws.get(id(value), 0) + draws
+
+    def _spread(self, variance: Tensor, seed: int) -> Tensor:
+        root = variance.clamp_min(0).sqrt()
+        return root * self._signs(tuple(root.shape[1:]), root, seed)
+
+    def _signs(self, event: tuple[int, ...], like: Tensor, seed: int) -> Tensor:
+        """(P, 1, *event): a sign in the group of each draw, 0 in the others."""
+        return _signs(self.groups, tuple(int(s) for s in event), seed).to(like).unsqueeze(1)
+
+    def at(self, entry: Entry, g: Tensor) -> tuple[str, Tensor, list[Noise]] | None:
+        """For covectors g behind an activation: a label, the pairs' covariance and the noises that are left."""
+        if len(entry.surrogate.maps) != 1:
+            return None
+        ((x, G),) = entry.surrogate.maps
+        u = self.images.get(id(x))
+        if G.curvature is None or u is None:
+            return None
+        bend = G.curvature()
+        first, second = torch.triu_indices(self.groups, self.groups, 1, device=u.device).unbind()
+        M = inner(scaled(g, bend), u[first] * u[second])
+        counted = 0.5 * (bend * x.variance).square()
+        left: list[Noise] = [
+            DiagonalNoise((n.variance - counted).clamp_min(0), n.label) if isinstance(n, DiagonalNoise) else n
+            for n in entry.surrogate.noises
+        ]
+        n = self.draws[id(x)]
+        missed = max(0.0, n / self.groups - 1) / max(1, n - 1)
+        label = next((n.label for n in entry.surrogate.noises), "noise")
+        return label, (M @ M.mT) / (1 - missed), left
+
+
+@functools.cache
+def _table(groups: int, size: int, seed: int) -> np.ndarray:
+    random = np.random.Generator(np.random.PCG64([seed, groups]))
+    group = random.permutation(size) % groups
+    signs = random.integers(0, 2, size) * 2 - 1
+    table = np.zeros((groups, size), np.float32)
+    table[group, np.arange(size)] = signs
+    return table
+
+
+@constant
+def _signs(groups: int, event: tuple[int, ...], seed: int) -> Tensor:
+    return torch.from_numpy(_table(groups, math.prod(event), seed)).reshape(groups, *event)
