@@ -45,6 +45,7 @@ def joint(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], group: int
     posterior = predict.posterior()
     plan, values, sources = predict._bound(leaves, posterior)
     _in_weight_space(values, plan)
+    secant = predict._choices[frozenset(name for name, _ in sources)].secant
     settings = replace(predict.settings, rank=0)
     sweep, inputs = forward_for_adjoint(plan, values, settings, predict._context(), sources, predict._starts)
     pairs = moments_between(sweep, inputs, q, masks == "shared")
@@ -52,7 +53,7 @@ def joint(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], group: int
     for output in plan.outputs:
         value = result_of(output, sweep)
         if isinstance(value, Value):
-            covariance = covariance_between(sweep, value, inputs, pairs, q)
+            covariance = covariance_between(sweep, value, inputs, pairs, q, secant)
         elif isinstance(value, Tensor) and value.is_floating_point() and value.ndim and value.shape[0] == batch:
             n = q * value[0].numel()
             covariance = value.new_zeros(batch // q, n, n)

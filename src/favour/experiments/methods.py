@@ -62,15 +62,20 @@ class Method:
         }
 
 
-ADJOINT = Method("adjoint", "adjoint", "adjoint", {"method": "adjoint"})
-HEAD = Method("adjoint head", "adjoint", "adjoint, draws of the head", {"method": "adjoint", "estimator": "head"})
+SWEEP = {"method": "adjoint", "secant": True}  # what `auto` takes for these networks of pictures
+ADJOINT = Method("adjoint", "adjoint", "adjoint", SWEEP)
+# One output is worth more work: a sweep costs little there.
+ADJOINT_TABLE = Method("adjoint", "adjoint", "adjoint, secants and pairs", {**SWEEP, "pairs": 16})
+SECANTS = Method("adjoint secants", "adjoint", "adjoint, secants", SWEEP)
+TANGENTS = Method("adjoint tangents", "adjoint", "adjoint, tangents", {"method": "adjoint"})
+HEAD = Method("adjoint head", "adjoint", "adjoint, draws of the head", {**SWEEP, "estimator": "head"})
 HEAD_MANY = Method(
     f"adjoint head {MANY}",
     "adjoint",
     f"adjoint, {MANY:,} draws of the head",
-    {"method": "adjoint", "estimator": "head", "draws": MANY},
+    {**SWEEP, "estimator": "head", "draws": MANY},
 )
-NODES = Method("adjoint nodes", "adjoint", "adjoint, Gaussian nodes", {"method": "adjoint", "estimator": "nodes"})
+NODES = Method("adjoint nodes", "adjoint", "adjoint, Gaussian nodes", {**SWEEP, "estimator": "nodes"})
 PLAIN = Method("plain", "plain", "plain inference")
 
 
@@ -97,7 +102,7 @@ def methods(profile: Profile, pictures: bool = True) -> list[Method]:
     grid = [dplr(r, k, a) for r in profile.ranks for k in profile.iterations for a in ACTIVATIONS]
     if pictures:
         grid += [dplr(r, 2, a, q) for q in profile.weight_ranks for r in profile.ranks for a in ACTIVATIONS]
-    best = [ADJOINT, NODES, HEAD_MANY] if pictures else [ADJOINT]
+    best = [ADJOINT, NODES, HEAD_MANY] if pictures else [ADJOINT_TABLE, SECANTS, TANGENTS]
     return [PLAIN, *map(naive, profile.naive), *map(cached, profile.cached), *grid, *best]
 
 

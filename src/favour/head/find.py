@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 BUDGETS = (1.0, 32.0)  # forward passes: by default, and where the user asks for the head and that is not enough
-SHAPES = ((64, 4), (24, 8), (8, 24))  # A and M, the first that can be afforded: benchmarks/decisions.py
+SHAPES = ((40, 4), (24, 8), (8, 24))  # A and M, the first that can be afforded: benchmarks/decisions.py
 DRAWS = math.prod(SHAPES[0])  # n, where a forward pass affords them
 SINGLE = (192, 96, 24, 8)  # A where M is 1
 _ENTRY = 16

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from favour.capture.graph import DROPOUTS
-from favour.methods.adjoint import Inputs, all_outputs
+from favour.methods.adjoint import Inputs, all_outputs, bend_back, bending_values, secants
 from favour.methods.forward import Entry, Sweep
 from favour.scalar.between import correlation, safe_root
 from favour.surrogate import LatentNoise, Noise, flat, inner, paired, partners
@@ -48,7 +48,7 @@ PIECE = 2**25
 
 
 @dataclass
-class Pairs:
+class InputPairs:
     """Second moments between inputs.
 
     Attributes:
@@ -66,9 +66,9 @@ def itself(q: int, like: Tensor) -> Tensor:
     return torch.eye(q, dtype=like.dtype, device=like.device).repeat(1, like.shape[0] // q)
 
 
-def moments_between(sweep: Sweep, inputs: Inputs, q: int, one_mask: bool) -> Pairs:
+def moments_between(sweep: Sweep, inputs: Inputs, q: int, one_mask: bool) -> InputPairs:
     """The forward sweep over pairs of inputs; `sweep` must be of variances only."""
-    pairs = Pairs()
+    pairs = InputPairs()
     for _, _, seen in inputs:  # uncertain inputs are independent of each other
         own = itself(q, seen.mean)
         pairs.moments[id(seen)] = _rows(own, seen.mean) * seen.variance
@@ -79,7 +79,7 @@ def moments_between(sweep: Sweep, inputs: Inputs, q: int, one_mask: bool) -> Pai
     return pairs
 
 
-def _entry_between(entry: Entry, pairs: Pairs, q: int, one_mask: bool) -> tuple[Tensor, list[Noise | Tensor]]:
+def _entry_between(entry: Entry, pairs: InputPairs, q: int, one_mask: bool) -> tuple[Tensor, list[Noise | Tensor]]:
     surrogate, mean = entry.surrogate, entry.surrogate.mean
     total = mean.new_zeros(q, *mean.shape)
     for x, G in surrogate.maps:
@@ -137,30 +137,38 @@ def _overall(c: Tensor, variance: Tensor) -> Tensor:
     return correlation(flat(c).sum(-1), flat(variance.unsqueeze(0)).sum((0, -1)))
 
 
-def covariance_between(sweep: Sweep, output: Value, inputs: Inputs, pairs: Pairs, q: int) -> Tensor:
-    """Σ over the outputs of q inputs together, (groups, q·n, q·n) for n outputs."""
+def covariance_between(
+    sweep: Sweep, output: Value, inputs: Inputs, pairs: InputPairs, q: int, secant: bool = False
+) -> Tensor:
+    """Σ over the outputs of q inputs together, (groups, q·n, q·n) for n outputs; `secant` as in `adjoint.reverse`."""
     batch = output.mean.shape[0]
     basis = all_outputs(output.mean)
     k = basis.shape[0]
     waiting: dict[int, Tensor] = {id(output): basis.expand(k, batch, *basis.shape[2:])}
     total = output.mean.new_zeros(batch // q, q, k, q, k)
     shared: dict[Hashable, Tensor] = {}
+    bending = bending_values(sweep) if secant else set()
+    bends: dict[int, Tensor] = {}
     for entry, noises in zip(reversed(sweep.tape), reversed(pairs.noises), strict=True):
         g = waiting.pop(id(entry.value), None)
         if g is None:
             continue
+        c = bends.pop(id(entry.value), None)
         for noise, between in zip(entry.surrogate.noises, noises, strict=True):
             if isinstance(between, Noise):
-                total = total + _gram_between(g, between, q)
+                total = total + _gram_between(secants(g, c, noise), between, q)
             elif noise.key is not None:
                 assert isinstance(noise, LatentNoise)
                 pulled = noise.pull(g)
                 shared[noise.key] = pulled if noise.key not in shared else shared[noise.key] + pulled
             else:
-                total = total + _gram_shared(_pulled(noise, g), q, between)
+                total = total + _gram_shared(_pulled(noise, secants(g, c, noise)), q, between)
         for x, G in entry.surrogate.maps:
             back = G.transpose(g)
             waiting[id(x)] = waiting[id(x)] + back if id(x) in waiting else back
+            bend = bend_back(G, g, c, batch) if id(x) in bending else None
+            if bend is not None:
+                bends[id(x)] = bends[id(x)] + bend if id(x) in bends else bend
     for pulled in shared.values():
         total = total + _gram_shared(pulled, q, pulled.new_ones(1, 1))
     for _, given, seen in inputs:

@@ -80,7 +80,7 @@ def reverse(
     carried: dict[int, Tensor] = {}  # variances waiting at a value for its covectors
     parts: dict[str, Tensor] = {}
     shared: dict[Hashable, tuple[str, Tensor]] = {}
-    bending = _bending(sweep) if secant else set()
+    bending = bending_values(sweep) if secant else set()
     bends: dict[int, Tensor] = {}  # curvatures, as `waiting`
 
     def add(label: str, gram: Tensor) -> None:
@@ -106,7 +106,7 @@ def reverse(
                 first, total = shared.get(noise.key, (noise.label, None))
                 shared[noise.key] = (first, pulled if total is None else total + pulled)
             elif c is not None and isinstance(noise, DiagonalNoise) and noise.skew is not None:
-                add(noise.label if apart else label, weighted_gram(g + scaled(c, noise.skew()), noise.variance))
+                add(noise.label if apart else label, weighted_gram(secants(g, c, noise), noise.variance))
             elif isinstance(noise, DiagonalNoise) and not apart:
                 variance = noise.variance if variance is None else variance + noise.variance
             else:
@@ -121,10 +121,9 @@ def reverse(
             G = full if weight_rank is None or full.compressed is None else full.compressed(weight_rank)
             back = G.transpose(g if G.any_batch else _whole(g, batch))
             waiting[id(x)] = waiting[id(x)] + back if id(x) in waiting else back
-            if id(x) in bending:
-                bend = _bend(full, g, c, batch)
-                if bend is not None:
-                    bends[id(x)] = bends[id(x)] + bend if id(x) in bends else bend
+            bend = bend_back(full, g, c, batch) if id(x) in bending else None
+            if bend is not None:
+                bends[id(x)] = bends[id(x)] + bend if id(x) in bends else bend
     for label, pulled in shared.values():
         add(label, inner(pulled, pulled))
     for name, value, seen in inputs:
@@ -143,7 +142,7 @@ def reverse(
     return parts
 
 
-def _bending(sweep: Sweep) -> set[int]:
+def bending_values(sweep: Sweep) -> set[int]:
     """Values whose curvatures reach a skewed noise."""
     found: set[int] = set()
     for entry in sweep.tape:
@@ -154,11 +153,18 @@ def _bending(sweep: Sweep) -> set[int]:
     return found
 
 
+def secants(g: Tensor, c: Tensor | None, noise: Noise) -> Tensor:
+    """Covectors at a noise, with curvatures taken into account if it is skewed."""
+    if c is None or not isinstance(noise, DiagonalNoise) or noise.skew is None:
+        return g
+    return g + scaled(c, noise.skew())
+
+
 def _skewed(noise: Noise) -> bool:
     return isinstance(noise, DiagonalNoise) and noise.skew is not None
 
 
-def _bend(G: LinearMap, g: Tensor, c: Tensor | None, batch: int) -> Tensor | None:
+def bend_back(G: LinearMap, g: Tensor, c: Tensor | None, batch: int) -> Tensor | None:
     """Curvatures at the argument of a map, from covectors and curvatures at its result."""
     bend = None
     if c is not None and G.square_transpose is not None:

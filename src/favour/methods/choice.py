@@ -112,6 +112,7 @@ def choose(plan: Plan, settings: Settings, scores: bool = True) -> Choice:
     every = swept(None)
     if settings.method == "adjoint" or every.forwards <= AFFORDABLE:
         return every
+    asked = settings.secant or settings.pairs  # what only the reverse sweep has
     if scores and all(o.shape is not None and len(o.shape) == 2 for o in uncertain):
         return swept(DIRECTIONS + 1, shift=True)
-    return Choice("dplr", None, predicted(plan, settings, "dplr", n))
+    return every if asked else Choice("dplr", None, predicted(plan, settings, "dplr", n))

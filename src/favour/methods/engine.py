@@ -206,7 +206,7 @@ def _gram(
 ) -> Tensor:
     """Covariance in the directions of `basis`, (batch, k, k), in groups of covectors where memory is short."""
     k, batch = basis.shape[0], value.mean.shape[0]
-    together = covectors_within(plan, settings, k, max(value.mean.element_size(), 4) * max(batch, 1))
+    together = covectors_within(plan, settings, k, max(value.mean.element_size(), 4) * max(batch, 1), secant)
 
     def swept(some: Tensor) -> Tensor:
         grams = adjoint.reverse(

@@ -4,6 +4,8 @@ Per input of the batch, with a the total size of the uncertain tensors, w the la
 sweeps of rank r, a prediction holds at its peak about
 
     reverse sweep     (4 + 2r)a + 3kw + 10rw     the tape, the covectors before and after a map, Algorithm 1's products
+      with secants    + 3kw                      as many curvatures
+      with pairs      + Pa + P²w/2               images of P groups, and their products
     forward methods   (16 + 10r)w                what a rule works with, the columns, their images, the products
 
 numbers (measured by tests/test_adjoint.py, which holds these to be upper bounds on multilayer perceptrons). `full`
@@ -42,13 +44,14 @@ def _rank(settings: Settings, method: str) -> int:
 
 def tape_numbers(plan: Plan, settings: Settings) -> int:
     """Numbers per input that the reverse sweep holds besides covectors."""
-    rank, sizes = _rank(settings, "adjoint"), _sizes(plan)
-    return (TAPE + TAPE_COLUMN * rank) * sum(sizes) + COLUMN * rank * max(sizes)
+    rank, sizes, groups = _rank(settings, "adjoint"), _sizes(plan), settings.pairs
+    tape = (TAPE + TAPE_COLUMN * rank + groups) * sum(sizes)
+    return tape + (COLUMN * rank + groups * groups // 2) * max(sizes)
 
 
-def covector_numbers(plan: Plan) -> int:
+def covector_numbers(plan: Plan, secant: bool) -> int:
     """Numbers per input and covector."""
-    return COVECTOR * max(_sizes(plan))
+    return COVECTOR * (1 + secant) * max(_sizes(plan))
 
 
 def numbers_per_input(plan: Plan, settings: Settings, choice: Choice) -> int:
@@ -56,7 +59,7 @@ def numbers_per_input(plan: Plan, settings: Settings, choice: Choice) -> int:
     sizes = _sizes(plan)
     if choice.method == "adjoint":
         k = choice.covectors or sum(plan.entries(o.shape) for o in outputs(plan))
-        return tape_numbers(plan, settings) + k * covector_numbers(plan)
+        return tape_numbers(plan, settings) + k * covector_numbers(plan, choice.secant)
     if choice.method == "full":
         return 2 * sum(sizes) * max(sizes)
     return (FORWARD + COLUMN * _rank(settings, choice.method)) * max(sizes)
@@ -71,12 +74,12 @@ def rows_within(plan: Plan, settings: Settings, choice: Choice, itemsize: int) -
     return max(1, int(settings.memory // predicted))
 
 
-def covectors_within(plan: Plan, settings: Settings, k: int, itemsize: int) -> int:
+def covectors_within(plan: Plan, settings: Settings, k: int, itemsize: int, secant: bool = False) -> int:
     """How many covectors fit the budget at a time, for one input."""
     if settings.memory is None:
         return k
     left = settings.memory // itemsize - tape_numbers(plan, settings)
-    return max(1, min(k, left // covector_numbers(plan)))
+    return max(1, min(k, left // covector_numbers(plan, secant)))
 
 
 class Peak(TorchDispatchMode):

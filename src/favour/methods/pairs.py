@@ -5,16 +5,18 @@ term of the output is ½ Σ_j b_j (u_j² − Var u_j), b = g∘E[f″]. Over dra
 
     Σ_{k<l} H_kl ε_k ε_l,   H_kl = Σ_j b_j x_jk x_jl,   of variance Σ_{k<l} H_kl² for draws of variance one.
 
-What k = l would add is in the secants (for noise of two values) or in the activation's own residual; of the residual,
-the part ½E[f″]²v² that is counted here is taken out. All n² numbers H_kl are not formed: every draw gets a random sign
-and one of P groups, and the images u_p of the groups go forward once, for all covectors. Then
+What k = l would add is in the secants (for noise of two values) or in the activation's own residual. Of the residual,
+the part ½E[f″]²((v − d)² − o²) that is counted here is taken out: o is the variance of draws that an entry has to
+itself (a mean-field layer's noise up to the next linear map), which make no pairs, and d that of draws without an
+image, which are neither element-wise nor have a latent vector (`DenseNoise`, `RotatedNoise`).
+
+All n² numbers H_kl are not formed: every draw gets a random sign and one of P groups, and the images u_p of the groups
+go forward once, for all covectors. Then
 
     M_pq = Σ_j b_j u_pj u_qj = Σ_{k in p, l in q} H_kl s_k s_l,   E[M_pq²] = Σ_{k in p, l in q} H_kl²,
 
 so that Σ_{p<q} M_pq² misses the pairs within a group only, of n draws (n/P − 1)/(n − 1), and is scaled up by that. As a
 Gram matrix of the covectors' M it is positive semi-definite. Its relative spread is about 2/P.
-
-Draws that are not element-wise and have no latent vector of their own (`DenseNoise`, `RotatedNoise`) are left out.
 
 Cost in forward passes: P over the part behind the first noise, and P²/2 element-wise products per activation.
 """
@@ -48,31 +50,41 @@ class Pairs:
         self.groups = groups
         self.images: dict[int, Tensor] = {}
         self.draws: dict[int, int] = {}  # n, of an image
+        self.own: dict[int, Tensor] = {}  # o
+        self.unseen: dict[int, Tensor] = {}  # d
         shared: dict[Hashable, int] = {}
         count = 0
         for value in inputs:
             if value.diag is not None:
                 self._add(value, self._spread(value.diag, count), math.prod(value.diag.shape[1:]))
+                _sum(self.own, value, value.diag)
                 count += 1
         for entry in sweep.tape:
             for x, G in entry.surrogate.maps:
                 if id(x) in self.images:
                     self._add(entry.value, G.apply(self.images[id(x)]), self.draws[id(x)])
+                alike = math.prod(x.mean.shape[1:]) == math.prod(entry.value.mean.shape[1:])
+                if id(x) in self.own and G.disjoint and alike:
+                    _sum(self.own, entry.value, G.square(self.own[id(x)]))
+                if id(x) in self.unseen:
+                    _sum(self.unseen, entry.value, G.square(self.unseen[id(x)]))
             for noise in entry.surrogate.noises:
                 seed = count if noise.key is None else shared.setdefault(noise.key, count)
                 count += 1
                 if isinstance(noise, DiagonalNoise):
                     image = self._spread(noise.variance.expand(entry.value.mean.shape), seed)
                     self._add(entry.value, image, math.prod(image.shape[2:]))
+                    _sum(self.own, entry.value, noise.variance)
                 elif isinstance(noise, LatentNoise):
                     shape = noise.latent_shape
                     z = self._signs(shape, entry.value.mean, seed)
                     image = noise.push(z.expand(-1, entry.value.mean.shape[0], *shape))
                     self._add(entry.value, image, math.prod(shape))
+                else:
+                    _sum(self.unseen, entry.value, noise.diag())
 
     def _add(self, value: Value, image: Tensor, draws: int) -> None:
-        known = self.images.get(id(value))
-        self.images[id(value)] = image if known is None else known + image
+        _sum(self.images, value, image)
         self.draws[id(value)] = self.draws.get(id(value), 0) + draws
 
     def _spread(self, variance: Tensor, seed: int) -> Tensor:
@@ -94,7 +106,11 @@ class Pairs:
         bend = G.curvature()
         first, second = torch.triu_indices(self.groups, self.groups, 1, device=u.device).unbind()
         M = inner(scaled(g, bend), u[first] * u[second])
-        counted = 0.5 * (bend * x.variance).square()
+        seen = x.variance - self.unseen[id(x)] if id(x) in self.unseen else x.variance
+        paired = seen.clamp_min(0).square()
+        if id(x) in self.own:
+            paired = (paired - self.own[id(x)].square()).clamp_min(0)
+        counted = 0.5 * bend.square() * paired
         left: list[Noise] = [
             DiagonalNoise((n.variance - counted).clamp_min(0), n.label) if isinstance(n, DiagonalNoise) else n
             for n in entry.surrogate.noises
@@ -103,6 +119,11 @@ class Pairs:
         missed = max(0.0, n / self.groups - 1) / max(1, n - 1)
         label = next((n.label for n in entry.surrogate.noises), "noise")
         return label, (M @ M.mT) / (1 - missed), left
+
+
+def _sum(totals: dict[int, Tensor], value: Value, part: Tensor) -> None:
+    known = totals.get(id(value))
+    totals[id(value)] = part if known is None else known + part
 
 
 @functools.cache

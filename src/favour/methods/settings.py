@@ -47,6 +47,11 @@ class Settings:
             raise InvalidType(
                 f"`secant` is {self.secant!r}; choose True, False, or None to let `method='auto'` decide."
             )
+        if (self.secant or self.pairs) and self.activation != "price":
+            raise InvalidValue(
+                f"`secant` and `pairs` take curvatures of activations, which activation={self.activation!r} has not; "
+                "use 'price'."
+            )
         if (self.secant or self.pairs) and self.method not in ("auto", "adjoint"):
             raise InvalidValue(
                 f"`secant` and `pairs` belong to the reverse sweep; `method` is {self.method!r}, not 'adjoint'."
