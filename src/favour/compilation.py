@@ -64,8 +64,9 @@ def compile(
         secant: Whether the reverse sweep takes secants, not tangents, over what dropout does, which is closer wherever
             the rate is not ½; k covectors more to send back through linear layers between dropout and an activation.
             None: where `"auto"` predicts that to cost at most half a forward pass.
-        pairs: Groups of draws (8, say) whose joint effects on one activation the reverse sweep adds; 0 for none. Worth
-            most at rates near ½, for the price of as many forward passes.
+        pairs: Groups of draws (16, say) whose joint effects on one activation the reverse sweep adds; 0 for none. Takes
+            secants too, and means and variances behind a ReLU then know the third and fourth cumulants that dropout
+            leaves before it. Worth most at rates near ½, for the price of two more forward passes than groups.
         dynamic: Sizes besides the batch that may change, such as a sequence length or a resolution: True for all
             that the model does not fix, dimensions of every input such as `1` or `(2, 3)`, or a mapping from the
             name of an argument to those. `auto` chooses by the sizes of the example.
@@ -84,7 +85,18 @@ def compile(
         (torch.Size([5, 2]), torch.Size([5, 2, 2]))
     """
     settings = Settings(
-        method, rank, iterations, activation, weight_rank, directions, precision, start, seed, memory, secant, pairs
+        method=method,
+        rank=rank,
+        iterations=iterations,
+        activation=activation,
+        weight_rank=weight_rank,
+        directions=directions,
+        precision=precision,
+        start=start,
+        seed=seed,
+        memory=memory,
+        secant=secant,
+        pairs=pairs,
     )
     settings.validate()
     with Progress(f"compiling {type(model).__name__}") as progress:

@@ -56,6 +56,7 @@ class LinearMap:
         pairs: C ↦ (G_a ∘ G_b)C_ab, (q, *input shape) to (q, *output shape): covariances between the same entries of
             two inputs. See `paired`.
         square_transpose: c ↦ (G∘G)ᵀc, (F, *output shape) to (F, *input shape); carries curvatures back.
+        power: (κ, n) ↦ Σ_j G_ijⁿκ_j, as `square`; carries n-th cumulants of independent entries.
         curvature: Of the element-wise function that G stands for, E[f″], (batch, *event), when called.
     """
 
@@ -70,6 +71,7 @@ class LinearMap:
     pairs: Callable[[Tensor], Tensor] | None = None
     square_transpose: Callable[[Tensor], Tensor] | None = None
     curvature: Callable[[], Tensor] | None = None
+    power: Callable[[Tensor, int], Tensor] | None = None
 
 
 def identity() -> LinearMap:
@@ -79,7 +81,15 @@ def identity() -> LinearMap:
         return t
 
     return LinearMap(
-        same, same, same, disjoint=True, any_batch=True, is_identity=True, pairs=same, square_transpose=same
+        same,
+        same,
+        same,
+        disjoint=True,
+        any_batch=True,
+        is_identity=True,
+        pairs=same,
+        square_transpose=same,
+        power=lambda k, n: k,
     )
 
 
@@ -128,6 +138,7 @@ def scaling(factor: Tensor | float, curvature: Callable[[], Tensor] | None = Non
         pairs=pairs,
         square_transpose=lambda c: scaled(c, factor * factor),
         curvature=curvature,
+        power=lambda k, n: k * factor**n,
     )
 
 
@@ -144,6 +155,7 @@ def weighted_sum(weights: Tensor, axis: int, keepdim: bool) -> LinearMap:
         disjoint=True,
         pairs=lambda c: reduced(c * weights * partners(weights, c.shape[0]), axis + 1),
         square_transpose=lambda c: (c if keepdim else c.unsqueeze(axis + 1)) * weights.square(),
+        power=lambda k, n: reduced(k * weights**n, axis),
     )
 
 
@@ -169,6 +181,7 @@ def structural(
         disjoint=disjoint,
         pairs=apply if alike else None,
         square_transpose=transpose,
+        power=lambda k, n: square(k),
     )
 
 
@@ -176,6 +189,7 @@ def compose(outer: LinearMap, inner: LinearMap) -> LinearMap:
     """outer ∘ inner, where (at least) one of the two is disjoint so that squares compose too."""
     first, second = paired(inner), paired(outer)
     near, far = inner.square_transpose, outer.square_transpose
+    one, two = inner.power, outer.power
     return LinearMap(
         lambda d: outer.apply(inner.apply(d)),
         lambda g: inner.transpose(outer.transpose(g)),
@@ -183,6 +197,7 @@ def compose(outer: LinearMap, inner: LinearMap) -> LinearMap:
         disjoint=outer.disjoint and inner.disjoint,
         pairs=None if first is None or second is None else lambda c: second(first(c)),
         square_transpose=None if near is None or far is None else lambda c: near(far(c)),
+        power=None if one is None or two is None else lambda k, n: two(one(k, n), n),
     )
 
 
@@ -274,6 +289,7 @@ class DiagonalNoise(Noise):
 
     Attributes:
         skew: ½κ₃/κ₂ of every element's draw, (batch, *event), when called; None where it is 0 or not known.
+        cumulants: κ₃ and κ₄ of every element's draw, each (batch, *event), when called; None for a Gaussian.
     """
 
     variance: Tensor
@@ -281,6 +297,7 @@ class DiagonalNoise(Noise):
     key: None = None
     between: Between | None = None
     skew: Callable[[], Tensor] | None = None
+    cumulants: Callable[[], tuple[Tensor, Tensor]] | None = None
 
     def diag(self) -> Tensor:
         return self.variance
@@ -430,6 +447,7 @@ class Surrogate:
         noises: The draws this operation makes.
         near: Covariances within the channels of y, for sweeps that carry variances only.
         variance: Var y of such a sweep, where `near` of an argument tells more than (G∘G)v.
+        beyond: What cumulants of the argument add to Var y to second order, when called; among the noises, below 0 too.
     """
 
     mean: Tensor
@@ -437,3 +455,4 @@ class Surrogate:
     noises: list[Noise] = field(default_factory=list)
     near: Neighbours | None = None
     variance: Tensor | None = None
+    beyond: Callable[[], Tensor] | None = None

@@ -35,6 +35,7 @@ class Value:
         blocks: Factor columns by the name of their latent variables.
         name: The graph node this is the value of.
         near: Covariances within channels, where λ is all that the method carries and the operation told them.
+        cumulants: κ₃ and κ₄ of every entry, each (batch, *event), where the method carries them; None for a Gaussian.
     """
 
     mean: Tensor
@@ -42,6 +43,7 @@ class Value:
     blocks: dict[Hashable, Tensor] = field(default_factory=dict)
     name: str = ""
     near: Neighbours | None = None
+    cumulants: tuple[Tensor, Tensor] | None = None
 
     # Kept by hand: functools.cached_property takes a lock, which torch.compile cannot trace.
     _variance: Tensor | None = field(default=None, repr=False)

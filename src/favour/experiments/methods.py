@@ -65,7 +65,7 @@ class Method:
 SWEEP = {"method": "adjoint", "secant": True}  # what `auto` takes for these networks of pictures
 ADJOINT = Method("adjoint", "adjoint", "adjoint", SWEEP)
 # One output is worth more work: a sweep costs little there.
-ADJOINT_TABLE = Method("adjoint", "adjoint", "adjoint, secants and pairs", {**SWEEP, "pairs": 16})
+ADJOINT_TABLE = Method("adjoint", "adjoint", "adjoint, second order", {**SWEEP, "pairs": 16})
 SECANTS = Method("adjoint secants", "adjoint", "adjoint, secants", SWEEP)
 TANGENTS = Method("adjoint tangents", "adjoint", "adjoint, tangents", {"method": "adjoint"})
 HEAD = Method("adjoint head", "adjoint", "adjoint, draws of the head", {**SWEEP, "estimator": "head"})

@@ -44,8 +44,8 @@ VALIDATED = ("energy", "boston", "diabetes")
 NOTES = [
     "Repeats are the usual 90/10 splits, a network trained for each; a fifth of the training rows validate.",
     "Samples are scored through a Gaussian fitted to their cloud, as the paper does.",
-    "`adjoint` takes secants and 16 groups of pairs (`favour.compile`'s `secant` and `pairs`); without pairs, and without "
-    "both, it has rows of its own.",
+    "`adjoint` takes secants and 16 groups of pairs (`secant` and `pairs` of `favour.compile`); with secants alone, "
+    "and with neither, it has rows of its own.",
     "The observations' noise is fitted to validation rows, for every method by itself; where validation rows are "
     "judged, each half with the noise of the other.",
 ]

@@ -2,7 +2,7 @@
 
 The unit of cost is one forward pass. With t the share of it that lies behind the first noise source,
 
-    reverse sweep, k covectors    1 + t(1 + k) + t₂k with secants, + tP with P groups of pairs
+    reverse sweep, k covectors    1 + t(1 + k) + t₂k with secants, + t(P + 2) with P groups of pairs
     dplr, rank r, K iterations    1 + t(1 + r + 2rK)
 
 where t₂ is the share that an activation follows, both beside the element-wise work, which is the same. The reverse
@@ -74,9 +74,10 @@ def predicted(plan: Plan, settings: Settings, method: str, covectors: int) -> fl
     t = uncertain_share(plan)
     if method == "adjoint":
         rank = settings.rank or 0
+        pairs = settings.pairs + 2 if settings.pairs else 0
         marginals = rank + 2 * rank * settings.iterations
         secants = uncertain_share(plan, outputs=False) * covectors if takes_secants(plan, settings, covectors) else 0.0
-        return 1 + t * (1 + marginals + covectors + settings.pairs) + secants
+        return 1 + t * (1 + marginals + covectors + pairs) + secants
     if method == "dplr":
         rank = DEFAULT_RANK["dplr"] if settings.rank is None else settings.rank
         return 1 + t * (1 + rank + 2 * rank * settings.iterations)
@@ -84,9 +85,11 @@ def predicted(plan: Plan, settings: Settings, method: str, covectors: int) -> fl
 
 
 def takes_secants(plan: Plan, settings: Settings, covectors: int) -> bool:
-    """Whether the reverse sweep takes secants: as told, else in `auto` where they are cheap."""
+    """Whether the reverse sweep takes secants: as told, else with pairs, and in `auto` where they are cheap."""
     if settings.secant is not None:
         return settings.secant
+    if settings.pairs:
+        return True
     return settings.method == "auto" and uncertain_share(plan, outputs=False) * covectors <= SECANT
 
 

@@ -119,7 +119,7 @@ def _representation(method: str, settings: Settings, starts: dict[str, Tensor]) 
     if method == "full":
         return Explicit()
     if method == "diag" or (method == "adjoint" and rank == 0):
-        return DiagonalOnly(neighbours=method == "adjoint")
+        return DiagonalOnly(neighbours=method == "adjoint", cumulants=settings.pairs > 0)
     start: Start = (
         random_start(starts, settings.seed) if settings.start == "random" else warm_start(starts, settings.seed)
     )

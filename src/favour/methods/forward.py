@@ -11,7 +11,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from favour.capture.graph import Node, replace_nodes
 from favour.plan import Plan, Step
 from favour.surrogate import DiagonalNoise, LinearMap, Noise, Surrogate, diagonal_columns
 from favour.value import Context, Value
+
+if TYPE_CHECKING:
+    from favour.neighbours import Neighbours
 
 Blocks = dict[Hashable, Tensor]
 
@@ -142,15 +145,22 @@ class DiagonalOnly(Representation):
 
     Args:
         neighbours: Keep what operations tell of the covariance within channels (`favour.neighbours`).
+        cumulants: Carry κ₃ and κ₄ of skewed and other noises to the next activation, as if entries were independent.
     """
 
-    def __init__(self, neighbours: bool = False) -> None:
-        self.neighbours = neighbours
+    def __init__(self, neighbours: bool = False, cumulants: bool = False) -> None:
+        self.neighbours, self.cumulants = neighbours, cumulants
 
     def absorb(self, surrogate: Surrogate, step: Step) -> Value:
         near = surrogate.near if self.neighbours else None
         if surrogate.variance is not None:
             return Value(surrogate.mean, surrogate.variance, near=near)
+        value = self._marginal(surrogate, near)
+        if self.cumulants:
+            value.cumulants = _cumulants(surrogate)
+        return value
+
+    def _marginal(self, surrogate: Surrogate, near: Neighbours | None) -> Value:
         total: Tensor | None = None
         for x, G in surrogate.maps:
             part = G.square(x.variance)
@@ -161,6 +171,21 @@ class DiagonalOnly(Representation):
 
     def source(self, value: Value, step_name: str, forked: bool) -> Value:
         return Value(value.mean, value.variance)
+
+
+def _cumulants(surrogate: Surrogate) -> tuple[Tensor, Tensor] | None:
+    """κ₃ and κ₄ of a result; what passes an activation, or comes from several arguments, is forgotten."""
+    found: list[tuple[Tensor, Tensor]] = []
+    if len(surrogate.maps) == 1:
+        ((x, G),) = surrogate.maps
+        if x.cumulants is not None and G.curvature is None and G.power is not None:
+            found.append((G.power(x.cumulants[0], 3), G.power(x.cumulants[1], 4)))
+    for noise in surrogate.noises:
+        if isinstance(noise, DiagonalNoise) and noise.cumulants is not None:
+            found.append(noise.cumulants())
+    if not found:
+        return None
+    return sum((k for k, _ in found[1:]), found[0][0]), sum((k for _, k in found[1:]), found[0][1])
 
 
 class Explicit(Representation):

@@ -5,10 +5,15 @@ term of the output is ½ Σ_j b_j (u_j² − Var u_j), b = g∘E[f″]. Over dra
 
     Σ_{k<l} H_kl ε_k ε_l,   H_kl = Σ_j b_j x_jk x_jl,   of variance Σ_{k<l} H_kl² for draws of variance one.
 
-What k = l would add is in the secants (for noise of two values) or in the activation's own residual. Of the residual,
-the part ½E[f″]²((v − d)² − o²) that is counted here is taken out: o is the variance of draws that an entry has to
-itself (a mean-field layer's noise up to the next linear map), which make no pairs, and d that of draws without an
-image, which are neither element-wise nor have a latent vector (`DenseNoise`, `RotatedNoise`).
+What k = l would add is in the secants, for noise of two values, or in the activation's own residual. Of the residual,
+all that is counted here or in the secants is taken out: what the expansion to second order gives to a single entry,
+
+    E[f′]E[f″]κ₃ + ¼E[f″]²(κ₄ + 2(v − d)² − 2o²),
+
+with κ₃ and κ₄ the cumulants of the entry (`Value.cumulants`), if its mean and variance behind f know of them as well. o
+is the variance of draws that an entry has to itself (a mean-field layer's noise up to the next linear map), which make
+no pairs, and d that of draws without an image, which are neither element-wise nor have a latent vector (`DenseNoise`,
+`RotatedNoise`).
 
 All n² numbers H_kl are not formed: every draw gets a random sign and one of P groups, and the images u_p of the groups
 go forward once, for all covectors. Then
@@ -18,7 +23,8 @@ go forward once, for all covectors. Then
 so that Σ_{p<q} M_pq² misses the pairs within a group only, of n draws (n/P − 1)/(n − 1), and is scaled up by that. As a
 Gram matrix of the covectors' M it is positive semi-definite. Its relative spread is about 2/P.
 
-Cost in forward passes: P over the part behind the first noise, and P²/2 element-wise products per activation.
+Cost in forward passes: P, and 2 for the cumulants, over the part behind the first noise; P²/2 element-wise products per
+activation.
 """
 
 from __future__ import annotations
@@ -111,6 +117,8 @@ class Pairs:
         if id(x) in self.own:
             paired = (paired - self.own[id(x)].square()).clamp_min(0)
         counted = 0.5 * bend.square() * paired
+        if entry.surrogate.beyond is not None:
+            counted = counted + entry.surrogate.beyond()
         left: list[Noise] = [
             DiagonalNoise((n.variance - counted).clamp_min(0), n.label) if isinstance(n, DiagonalNoise) else n
             for n in entry.surrogate.noises

@@ -47,14 +47,14 @@ class Settings:
             raise InvalidType(
                 f"`secant` is {self.secant!r}; choose True, False, or None to let `method='auto'` decide."
             )
-        if (self.secant or self.pairs) and self.activation != "price":
+        asked = [name for name in ("secant", "pairs") if getattr(self, name)]
+        if asked and self.activation != "price":
             raise InvalidValue(
-                f"`secant` and `pairs` take curvatures of activations, which activation={self.activation!r} has not; "
-                "use 'price'."
+                f"`{asked[0]}` goes with the moments of activation='price'; `activation` is {self.activation!r}."
             )
-        if (self.secant or self.pairs) and self.method not in ("auto", "adjoint"):
+        if asked and self.method not in ("auto", "adjoint"):
             raise InvalidValue(
-                f"`secant` and `pairs` belong to the reverse sweep; `method` is {self.method!r}, not 'adjoint'."
+                f"`{asked[0]}` belongs to the reverse sweep; `method` is {self.method!r}, not 'adjoint'."
             )
         if self.precision not in PRECISIONS:
             raise InvalidValue(f"`precision` is {self.precision!r}; choose None, 'tf32' or 'bf16'.")

@@ -19,6 +19,14 @@ to f changes mean and slope and leaves the residual alone: the formulas use that
 
 from favour.moments.closed import cos, exp, power, second_order, sin, square
 from favour.moments.integration import Line, deviations, quadrature
-from favour.moments.piecewise import affine, piecewise_curvature, piecewise_linear, piecewise_slope, relu, step
+from favour.moments.piecewise import (
+    affine,
+    piecewise_curvature,
+    piecewise_linear,
+    piecewise_slope,
+    relu,
+    relu_beyond,
+    step,
+)
 from favour.moments.record import Function, Kinks, Moments, Number, widen
 from favour.moments.tails import normal_tail

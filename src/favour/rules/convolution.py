@@ -175,6 +175,10 @@ def convolution_map(ctx: Context, geometry: Geometry, kernel: Tensor, space: Seq
         x = geometry.adjoint(c.flatten(0, 1).to(squared.dtype), squared, space)
         return x.reshape(*c.shape[:2], *x.shape[1:]).to(c.dtype)
 
+    def power(k: Tensor, n: int) -> Tensor:
+        powers = ctx.cached(f"power{n}", kernel, lambda w: ctx.shortened(w**n))
+        return geometry.apply(k.to(powers.dtype), powers).to(k.dtype)
+
     full = LinearMap(
         apply,
         transpose,
@@ -182,6 +186,7 @@ def convolution_map(ctx: Context, geometry: Geometry, kernel: Tensor, space: Seq
         any_batch=True,
         compressed=compressed if geometry.groups == 1 else None,
         square_transpose=square_transpose,
+        power=power,
     )
     return full
 

@@ -7,7 +7,8 @@ Var[D] = p/q. By the law of total variance
 
 D − 1 has cumulants κ₂ = p/q and κ₃ = κ₂(1/q − 2), so that the noise x(D − 1) is skewed but for p = ½:
 
-    ½κ₃/κ₂ = (1/(2q) − 1)·E[x³]/E[x²],   E[x³] = μ(μ² + 3v).
+    ½κ₃/κ₂ = (1/(2q) − 1)·E[x³]/E[x²],   E[x³] = μ(μ² + 3v),
+    κ₃ = κ₂(1/q − 2)·E[x³],   κ₄ = κ₂(1/q² − 3/q + 3)·E[x⁴] − 3κ₂²E[x²]²,   E[x⁴] = μ⁴ + 6μ²v + 3v².
 
 p is a number, or a tensor that broadcasts to the input (a rate per neuron).
 """
@@ -55,7 +56,17 @@ def dropped(x: Any, p: Any, label: str) -> Surrogate:
     noise = second_moment_noise(x, mean, p / (1 - p), label)
     if isinstance(p, Tensor) or p not in (0.0, 0.5):
         noise.skew = lambda: (0.5 / (1 - p) - 1) * _cube_over_square(x)
+    noise.cumulants = lambda: _cumulants(x, p)
     return Surrogate(mean, [(x, identity())] if isinstance(x, Value) else [], [noise])
+
+
+def _cumulants(x: Any, p: Any) -> tuple[Tensor, Tensor]:
+    """κ₃ and κ₄ of x(D − 1)."""
+    mean, variance = mean_of(x), x.variance if isinstance(x, Value) else 0.0
+    square, r, s = mean.square(), p / (1 - p), 1 / (1 - p)
+    third = r * (s - 2) * mean * (square + 3 * variance)
+    fourth = square.square() + 6 * square * variance + 3 * variance * variance
+    return third, r * (s * s - 3 * s + 3) * fourth - 3 * (r * (square + variance)).square()
 
 
 def _cube_over_square(x: Any) -> Tensor:

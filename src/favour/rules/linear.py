@@ -118,6 +118,7 @@ def matrix_map(ctx: Context, weight: Tensor) -> LinearMap:
         any_batch=True,
         compressed=compressed,
         square_transpose=lambda c: times(c, squared.T),
+        power=lambda k, n: times(k, ctx.cached(f"power{n}", weight, lambda w: ctx.shortened(w**n))),
     )
     return full
 

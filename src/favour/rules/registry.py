@@ -111,8 +111,19 @@ def pointwise_surrogate(ctx: Context, x: Value, f: ScalarFunction) -> Surrogate:
     """The surrogate of a scalar function in the context's activation mode."""
     mean, slope, residual = surrogate_slope(f, x.mean, x.variance, ctx.activation)
     slope = stored(slope)
+    beyond = None
+    if x.cumulants is not None and f.beyond is not None and ctx.activation == "price":
+        third, fourth = x.cumulants
+        shift, second = f.beyond(x.mean, x.variance, third, fourth)
+        residual = torch.maximum(residual + second - shift * (2 * mean + shift), -slope.square() * x.variance)
+        mean = mean + shift
+
+        def beyond() -> Tensor:  # E[f′]E[f″]κ₃ + ¼E[f″]²κ₄
+            bend = curvature(f, x.mean, x.variance)
+            return bend * (slope * third + 0.25 * bend * fourth)
+
     bends = (lambda: curvature(f, x.mean, x.variance)) if ctx.activation == "price" else None
-    result = Surrogate(mean, [(x, scaling(slope, bends))])
+    result = Surrogate(mean, [(x, scaling(slope, bends))], beyond=beyond)
     result.near = None if x.near is None else Scaled(x.near, slope, x.mean.ndim - 2)
     if ctx.activation != "price":
         return result
