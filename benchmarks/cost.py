@@ -19,6 +19,8 @@ import favour
 SETTINGS = {
     "adjoint, 10 outputs": {"method": "adjoint"},
     "adjoint, 10 outputs, bf16 sweeps": {"method": "adjoint", "precision": "bf16"},
+    "adjoint, 10 outputs, secants": {"method": "adjoint", "secant": True},
+    "adjoint, 10 outputs, secants, bf16 sweeps": {"method": "adjoint", "secant": True, "precision": "bf16"},
     "adjoint, 3 directions": {"method": "adjoint", "directions": 3},
     "adjoint, 3 directions, bf16 sweeps": {"method": "adjoint", "directions": 3, "precision": "bf16"},
     "dplr r=2 K=2": {"method": "dplr", "rank": 2, "iterations": 2},

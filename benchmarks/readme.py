@@ -11,6 +11,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SHOWN = [
     "adjoint",
     "adjoint, rank-8 marginals",
+    "adjoint, secants",
+    "adjoint, 16 groups of pairs",
     "dplr r=16 K=2",
     "dplr r=4 K=2",
     "dplr r=2 K=2",

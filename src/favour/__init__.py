@@ -26,21 +26,13 @@ from favour.errors import (
 from favour.exported import Exported, load_exported
 from favour.exporting import export
 from favour.joint import Joint
+from favour.linear_map import LinearMap, identity, scaling, structural
 from favour.posterior import Diagonal, Full, Kronecker, Posterior, Rotated, Rows
 from favour.predictive import probabilities
 from favour.predictor import Predictor
 from favour.rules import rule
 from favour.saving import load
-from favour.surrogate import (
-    DenseNoise,
-    DiagonalNoise,
-    LinearMap,
-    Noise,
-    Surrogate,
-    identity,
-    scaling,
-    structural,
-)
+from favour.surrogate import DenseNoise, DiagonalNoise, Noise, Surrogate
 
 __version__ = "0.1.0"
 

@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from favour.surrogate import LinearMap, compose, scaling
+from favour.linear_map import LinearMap, compose, scaling
 
 if TYPE_CHECKING:
     from favour.value import Value

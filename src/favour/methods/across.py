@@ -37,10 +37,11 @@ import torch
 from torch import Tensor
 
 from favour.capture.graph import DROPOUTS
+from favour.linear_map import paired, partners
 from favour.methods.adjoint import Inputs, all_outputs, bend_back, bending_values, secants
 from favour.methods.forward import Entry, Sweep
 from favour.scalar.between import correlation, safe_root
-from favour.surrogate import LatentNoise, Noise, flat, inner, paired, partners
+from favour.surrogate import LatentNoise, Noise, flat, inner
 from favour.value import Value
 
 # Numbers in the largest intermediate result of a product over pairs; above, it is made piece by piece.

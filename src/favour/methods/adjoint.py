@@ -37,9 +37,10 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
+from favour.linear_map import LinearMap, scaled
 from favour.methods.forward import Entry, Sweep
 from favour.methods.pairs import Pairs
-from favour.surrogate import DiagonalNoise, LatentNoise, LinearMap, Noise, inner, scaled, weighted_gram
+from favour.surrogate import DiagonalNoise, LatentNoise, Noise, inner, weighted_gram
 from favour.value import Value
 
 Inputs = list[tuple[str, Value, Value]]

@@ -27,10 +27,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from favour.linear_map import LinearMap
 from favour.methods.algorithm1 import decompose
 from favour.methods.forward import Blocks, Representation, pushed_blocks
 from favour.plan import Step
-from favour.surrogate import DiagonalNoise, LinearMap, Noise, Surrogate, diagonal_columns, flat, inner, weighted_gram
+from favour.surrogate import DiagonalNoise, Noise, Surrogate, diagonal_columns, flat, inner, weighted_gram
 from favour.value import Value
 
 # Outputs with at most this many entries keep their full covariance.

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from favour.capture.fusion import FusedNode, fused_surrogate
 from favour.capture.graph import Node, replace_nodes
+from favour.linear_map import LinearMap
 from favour.plan import Plan, Step
-from favour.surrogate import DiagonalNoise, LinearMap, Noise, Surrogate, diagonal_columns
+from favour.surrogate import DiagonalNoise, Noise, Surrogate, diagonal_columns
 from favour.value import Context, Value
 
 if TYPE_CHECKING:

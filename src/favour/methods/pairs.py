@@ -37,8 +37,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from favour.linear_map import scaled
 from favour.methods.forward import Entry, Sweep
-from favour.surrogate import DiagonalNoise, LatentNoise, Noise, inner, scaled
+from favour.surrogate import DiagonalNoise, LatentNoise, Noise, inner
 from favour.tracing import constant
 from favour.value import Value
 

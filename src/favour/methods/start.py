@@ -27,10 +27,11 @@ import torch
 from torch import Tensor
 
 from favour.covariance import square_root
+from favour.linear_map import LinearMap
 from favour.methods.algorithm1 import decompose, gram_schmidt
 from favour.methods.dplr import Pending, Start
 from favour.plan import Step
-from favour.surrogate import LinearMap, flat, weighted_gram
+from favour.surrogate import flat, weighted_gram
 
 # Rank q of the weights, at least and per column; the iterations on S, where they cost next to nothing; the least
 # number of cheap iterations of Algorithm 1 (more columns take up to four).

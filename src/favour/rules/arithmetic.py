@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.linear_map import LinearMap, compose, scaling
 from favour.rules.embedding import added_noises
 from favour.rules.products import divide, multiply
 from favour.rules.registry import rule
 from favour.rules.shape import broadcast
-from favour.surrogate import LinearMap, Surrogate, compose, scaling
+from favour.surrogate import Surrogate
 from favour.value import Context, Value, mean_of
 
 aten = torch.ops.aten

@@ -34,8 +34,9 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.linear_map import LinearMap, weighted_sum
 from favour.rules.registry import rule
-from favour.surrogate import DiagonalNoise, LinearMap, Surrogate, weighted_sum
+from favour.surrogate import DiagonalNoise, Surrogate
 from favour.value import Context, Value
 
 aten = torch.ops.aten

@@ -28,9 +28,10 @@ import torch
 from torch import Tensor
 
 from favour.errors import ShapeMismatch
+from favour.linear_map import identity, scaling
 from favour.rules.dropout import second_moment_noise
 from favour.rules.registry import rule
-from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Surrogate, identity, products, scaling
+from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Surrogate, products
 from favour.value import Context, Value, mean_of
 
 aten = torch.ops.aten

@@ -38,22 +38,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.linear_map import LinearMap
 from favour.posterior import Diagonal, Full, Gaussian, Rows
 from favour.posterior.gaussians import psd_root
 from favour.rules.kernel_neighbours import Convolved, Draws
 from favour.rules.linear import low_rank
 from favour.rules.registry import rule
 from favour.rules.weight_space import Layout, shared_noise, weight_space
-from favour.surrogate import (
-    DiagonalNoise,
-    LatentNoise,
-    LinearMap,
-    Noise,
-    Surrogate,
-    constant_between,
-    factor_noise,
-    products,
-)
+from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Surrogate, constant_between, factor_noise, products
 from favour.value import Context, Value, Weight, mean_of
 
 aten = torch.ops.aten

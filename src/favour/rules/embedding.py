@@ -24,19 +24,11 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.linear_map import partners, structural
 from favour.posterior import Diagonal
 from favour.rules.registry import rule
 from favour.rules.weight_space import weight_space
-from favour.surrogate import (
-    DiagonalNoise,
-    LatentNoise,
-    Noise,
-    Surrogate,
-    constant_between,
-    factor_noise,
-    partners,
-    structural,
-)
+from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Surrogate, constant_between, factor_noise
 from favour.value import Context, Value, Weight
 
 aten = torch.ops.aten

@@ -26,10 +26,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from favour.linear_map import LinearMap
 from favour.neighbours import Lag, Neighbours, inside, shifted
 from favour.posterior import Gaussian
 from favour.rules.weight_space import Layout, row_variances
-from favour.surrogate import LatentNoise, LinearMap
+from favour.surrogate import LatentNoise
 from favour.value import Value
 
 if TYPE_CHECKING:

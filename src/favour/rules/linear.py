@@ -45,6 +45,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.linear_map import LinearMap, partners
 from favour.posterior import Diagonal, Full, Gaussian, Kronecker, Rotated, Rows
 from favour.posterior.gaussians import psd_root
 from favour.rules.registry import rule
@@ -53,14 +54,12 @@ from favour.surrogate import (
     DenseNoise,
     DiagonalNoise,
     LatentNoise,
-    LinearMap,
     Noise,
     RotatedNoise,
     Surrogate,
     constant_between,
     diagonal_latent,
     factor_noise,
-    partners,
 )
 from favour.value import Context, Value, Weight, mean_of
 

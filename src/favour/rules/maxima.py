@@ -36,12 +36,13 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.linear_map import LinearMap, compose, structural
 from favour.moments.maxima import ABSENT, Covariances, Dropped, Law, largest, largest_dropped, without_floor
 from favour.neighbours import Mapped, Neighbours
 from favour.rules.channel_dropout import WITHIN_CHANNELS
 from favour.rules.registry import rule
 from favour.rules.windows import Box, Sizes, Windows, adaptive_windows, pool_windows
-from favour.surrogate import DiagonalNoise, LatentNoise, LinearMap, Noise, Surrogate, compose, structural
+from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Surrogate
 from favour.value import Context, Value
 
 aten = torch.ops.aten

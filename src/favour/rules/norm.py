@@ -40,9 +40,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.linear_map import LinearMap, compose, scaling, weighted_sum
 from favour.neighbours import Scaled
 from favour.rules.registry import rule
-from favour.surrogate import DiagonalNoise, LatentNoise, LinearMap, Noise, Surrogate, compose, scaling, weighted_sum
+from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Surrogate
 from favour.value import Context, Value
 
 aten = torch.ops.aten

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from favour.linear_map import LinearMap
 from favour.neighbours import Mapped, Neighbours
 from favour.rules.registry import rule
 from favour.rules.windows import Box, Sizes, Windows, adaptive_windows, per_axis, pool_windows, spans
-from favour.surrogate import LinearMap, Surrogate
+from favour.surrogate import Surrogate
 from favour.value import Context, Value
 
 aten = torch.ops.aten

@@ -32,21 +32,12 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.linear_map import LinearMap, compose, identity, scaling
 from favour.posterior import Diagonal
 from favour.rules.linear import linear
 from favour.rules.registry import rule
 from favour.rules.shape import broadcast
-from favour.surrogate import (
-    DiagonalNoise,
-    LatentNoise,
-    LinearMap,
-    Noise,
-    Surrogate,
-    compose,
-    factor_noise,
-    identity,
-    scaling,
-)
+from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Surrogate, factor_noise
 from favour.value import Context, Value, Weight, mean_of
 
 aten = torch.ops.aten

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.linear_map import LinearMap, identity, scaling, structural
 from favour.rules.registry import linear_map, rule
 from favour.rules.shape import _expand, _permuting, _pieces, _swap, broadcast, cat
-from favour.surrogate import LinearMap, Surrogate, identity, scaling, structural
+from favour.surrogate import Surrogate
 from favour.value import Context, Value, mean_of
 
 aten = torch.ops.aten

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from favour.errors import InvalidValue, UnsupportedOperation
+from favour.linear_map import LinearMap, compose, scaling
 from favour.neighbours import Scaled
 from favour.scalar import ScalarFunction, remainder_between, surrogate_slope
-from favour.surrogate import DiagonalNoise, LinearMap, Noise, Surrogate, compose, scaling, stored
+from favour.surrogate import DiagonalNoise, Noise, Surrogate, stored
 from favour.value import Context, Value
 
 Exactness = Literal["exact", "moment-matched", "linearised", "refused"]

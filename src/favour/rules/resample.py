@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.linear_map import LinearMap, structural
 from favour.rules.pooling import folded
 from favour.rules.registry import linear_map
 from favour.rules.windows import per_axis
-from favour.surrogate import LinearMap, structural
 
 aten = torch.ops.aten
 

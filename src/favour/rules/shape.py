@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.linear_map import LinearMap, compose, identity, structural
 from favour.rules.registry import deterministic, linear_map, rule
-from favour.surrogate import LinearMap, Surrogate, compose, identity, structural
+from favour.surrogate import Surrogate
 from favour.value import Context, Value, mean_of
 
 aten = torch.ops.aten

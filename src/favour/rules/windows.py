@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from favour.linear_map import LinearMap
 from favour.neighbours import Lag, Neighbours
-from favour.surrogate import LinearMap
 
 aten = torch.ops.aten
 Sizes = int | Sequence[int]
