@@ -21,6 +21,7 @@ from favour import moments, scalar
 from favour.errors import InvalidType, InvalidValue
 from favour.methods import pairs as pairs_module
 from favour.rules.registry import curvature
+from favour.scalar.effective import effective_draw, effective_moments
 
 F64 = torch.float64
 
@@ -525,27 +526,55 @@ def test_curvatures_need_price(asked: dict) -> None:
         favour.compile(nn.Sequential(nn.Linear(2, 2), nn.Dropout()), torch.zeros(1, 2), activation="taylor", **asked)
 
 
-@pytest.mark.parametrize("mean", [-1.5, -0.2, 0.0, 0.7, 2.0])
-def test_what_cumulants_add_behind_a_relu(mean: float) -> None:
-    """Against integrals over the density with He₃ and He₄."""
-    sigma, third, fourth = 1.3, 0.4, -0.7
-    skew, excess = third / sigma**3, fourth / sigma**4
+@pytest.mark.parametrize("skew", [-1.1, 0.0, 0.3])
+@pytest.mark.parametrize("excess", [-0.9, -0.1, 0.0, 0.6])
+def test_effective_draw_has_the_cumulants_asked_for(skew: float, excess: float) -> None:
+    v = 1.7
+    third, fourth = skew * v**1.5, excess * v**2
+    given = [torch.tensor([t], dtype=torch.float64) for t in (third, fourth, v)]
+    u, up, down = (t.item() for t in effective_draw(*given))
+    if skew == 0 and excess >= 0:
+        assert (u, up, down) == (0, 0, 0)  # nothing of two values has that; a Gaussian
+        return
+    assert 0 < u <= v
+    weight = down / (up + down)
+    raw = [weight * up**n + (1 - weight) * (-down) ** n for n in range(5)]
+    assert raw[1] == pytest.approx(0, abs=1e-12)
+    assert raw[2] == pytest.approx(u, rel=1e-10)
+    if u < v:
+        assert raw[3] == pytest.approx(third, rel=1e-8, abs=1e-12)
+        assert raw[4] - 3 * raw[2] ** 2 == pytest.approx(fourth, rel=1e-8, abs=1e-12)
 
-    def extra(z: float) -> float:
-        return skew / 6 * (z**3 - 3 * z) + excess / 24 * (z**4 - 6 * z**2 + 3)
 
-    def integral(power: int) -> float:
-        kink = -mean / sigma
-        return float(
-            mpmath.quad(lambda z: (mean + sigma * z) ** power * extra(z) * mpmath.npdf(z), [kink, kink + 2, kink + 12])
-        )
+@pytest.mark.parametrize("name", ["relu", "tanh", "gelu", "square"])
+def test_moments_with_an_effective_draw(name: str) -> None:
+    """Against integrals over the mixture of two Gaussians."""
+    f = getattr(scalar, name)()
+    mean, v, third, fourth = (torch.tensor([t], dtype=torch.float64) for t in (0.3, 1.2, -0.5, -0.4))
+    u, up, down = effective_draw(third, fourth, v)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(180)
+    z, w = torch.from_numpy(nodes), torch.from_numpy(weights / np.sqrt(2 * np.pi))
+    share = down / (up + down)
+    x = torch.stack([mean + up + (v - u).sqrt() * z, mean - down + (v - u).sqrt() * z])
+    density = torch.stack([share * w, (1 - share) * w])
+    y = f.value(x)
+    first = (density * y).sum()
+    bend = curvature(f, mean, v)
+    slope = (density * y * (x - mean)).sum() / v - 0.5 * bend * third / v
+    found = effective_moments(f, mean, v, third, fourth, bend)
+    tolerance = {"rtol": 2e-3 if name == "relu" else 1e-7, "atol": 1e-9}  # Hermite nodes meet the kink
+    torch.testing.assert_close(found.mean, first.reshape(1), **tolerance)
+    torch.testing.assert_close(found.slope, slope, **tolerance)
+    torch.testing.assert_close(found.variance(v), (density * (y - first).square()).sum().reshape(1), **tolerance)
 
-    given = [torch.tensor([v], dtype=torch.float64) for v in (mean, sigma**2, third, fourth)]
-    first, second = moments.relu_beyond(*given)
-    assert first.item() == pytest.approx(integral(1), abs=1e-10)
-    assert second.item() == pytest.approx(integral(2), abs=1e-10)
-    nothing = moments.relu_beyond(given[0], torch.zeros(1, dtype=torch.float64), *given[2:])
-    assert [t.item() for t in nothing] == [0.0, 0.0]
+
+def test_one_dropped_unit_is_its_own_effective_draw() -> None:
+    x, p = 2.0, 0.3
+    q = 1 - p
+    third, fourth = p * (2 * p - 1) / q**2 * x**3, (p * (1 - 6 * p * q) / q**3) * x**4
+    given = [torch.tensor([t], dtype=torch.float64) for t in (third, fourth, x * x * p / q)]
+    u, up, down = (t.item() for t in effective_draw(*given))
+    assert (u, up, down) == pytest.approx((x * x * p / q, x * p / q, x), rel=1e-9)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.8])

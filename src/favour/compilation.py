@@ -65,8 +65,8 @@ def compile(
             the rate is not ½; k covectors more to send back through linear layers between dropout and an activation.
             None: where `"auto"` predicts that to cost at most half a forward pass.
         pairs: Groups of draws (16, say) whose joint effects on one activation the reverse sweep adds; 0 for none. Takes
-            secants too, and means and variances behind a ReLU then know the third and fourth cumulants that dropout
-            leaves before it. Worth most at rates near ½, for the price of two more forward passes than groups.
+            secants too, and means and variances behind an activation then know the third and fourth cumulants that
+            dropout leaves before it. Worth most at rates near ½, for the price of two more forward passes than groups.
         dynamic: Sizes besides the batch that may change, such as a sequence length or a resolution: True for all
             that the model does not fix, dimensions of every input such as `1` or `(2, 3)`, or a mapping from the
             name of an argument to those. `auto` chooses by the sizes of the example.

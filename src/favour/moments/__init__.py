@@ -25,7 +25,6 @@ from favour.moments.piecewise import (
     piecewise_linear,
     piecewise_slope,
     relu,
-    relu_beyond,
     step,
 )
 from favour.moments.record import Function, Kinks, Moments, Number, widen

@@ -58,29 +58,6 @@ def relu(mean: Tensor, variance: Tensor) -> Moments:
     ).to(out)
 
 
-def relu_beyond(mean: Tensor, variance: Tensor, third: Tensor, fourth: Tensor) -> tuple[Tensor, Tensor]:
-    """What cumulants κ₃ and κ₄ of x add to E[relu(x)] and E[relu(x)²].
-
-    The density φ(z)(1 + γ₃/6 He₃(z) + γ₄/24 He₄(z)) of z = (x − μ)/σ, γ₃ = κ₃/σ³ and γ₄ = κ₄/σ⁴, gives a function g the
-    expectation E[g] + κ₃/6 E[g‴] + κ₄/24 E[g⁗]. With t = μ/σ,
-
-        σφ(t)(−γ₃/6·t + γ₄/24·(t² − 1)),      σ²φ(t)(γ₃/3 − γ₄/12·t).
-
-    γ₃ and γ₄ are held within ±1: beyond, the series is no density any more.
-    """
-    mean, variance, out = widen(mean, variance)
-    certain = variance <= 0
-    safe = variance.masked_fill(certain, 1.0)
-    sigma = safe.sqrt()
-    t = (mean / sigma).clamp(-FAR, FAR)
-    skew = (third.to(safe.dtype) / (safe * sigma)).clamp(-1, 1)
-    excess = (fourth.to(safe.dtype) / safe.square()).clamp(-1, 1)
-    density = (PDF0 * torch.exp(-0.5 * t * t)).masked_fill(certain, 0.0)
-    first = sigma * density * (excess * (t * t - 1) / 24 - skew * t / 6)
-    second = safe * density * (skew / 3 - excess * t / 12)
-    return first.to(out), second.to(out)
-
-
 def _differentiated(x: Tensor) -> bool:
     """Whether autograd follows x, in reverse or forward mode."""
     return (torch.is_grad_enabled() and x.requires_grad) or unpack_dual(x).tangent is not None

@@ -18,6 +18,7 @@ from favour.errors import InvalidValue, UnsupportedOperation
 from favour.linear_map import LinearMap, compose, scaling
 from favour.neighbours import Scaled
 from favour.scalar import ScalarFunction, remainder_between, surrogate_slope
+from favour.scalar.effective import effective_moments
 from favour.surrogate import DiagonalNoise, Noise, Surrogate, stored
 from favour.value import Context, Value
 
@@ -110,19 +111,18 @@ def elementwise(
 
 def pointwise_surrogate(ctx: Context, x: Value, f: ScalarFunction) -> Surrogate:
     """The surrogate of a scalar function in the context's activation mode."""
-    mean, slope, residual = surrogate_slope(f, x.mean, x.variance, ctx.activation)
-    slope = stored(slope)
     beyond = None
-    if x.cumulants is not None and f.beyond is not None and ctx.activation == "price":
+    if x.cumulants is None or ctx.activation != "price":
+        mean, slope, residual = surrogate_slope(f, x.mean, x.variance, ctx.activation)
+    else:
         third, fourth = x.cumulants
-        shift, second = f.beyond(x.mean, x.variance, third, fourth)
-        residual = torch.maximum(residual + second - shift * (2 * mean + shift), -slope.square() * x.variance)
-        mean = mean + shift
+        bend = curvature(f, x.mean, x.variance)
+        mean, slope, residual = effective_moments(f, x.mean, x.variance, third, fourth, bend)
 
-        def beyond() -> Tensor:  # E[f′]E[f″]κ₃ + ¼E[f″]²κ₄
-            bend = curvature(f, x.mean, x.variance)
+        def beyond() -> Tensor:
             return bend * (slope * third + 0.25 * bend * fourth)
 
+    slope = stored(slope)
     bends = (lambda: curvature(f, x.mean, x.variance)) if ctx.activation == "price" else None
     result = Surrogate(mean, [(x, scaling(slope, bends))], beyond=beyond)
     result.near = None if x.near is None else Scaled(x.near, slope, x.mean.ndim - 2)

@@ -27,7 +27,6 @@ class ScalarFunction:
         exactness: `"exact"` (affine), `"moment-matched"` or `"linearised"`.
         kinks: where f or a low derivative of it jumps, ascending; places to cut an integral at.
         curvature: (mean, variance > 0) of x to E[f″(x)], where there is a closed form.
-        beyond: (mean, variance, κ₃, κ₄) of x to what its cumulants add to E[f(x)] and E[f(x)²], if known.
 
     Example:
         >>> from favour.scalar import tanh
@@ -44,7 +43,6 @@ class ScalarFunction:
     exactness: Exactness = "moment-matched"
     kinks: tuple[Number, ...] = ()
     curvature: Callable[[Tensor, Tensor], Tensor] | None = None
-    beyond: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
 
 def surrogate_slope(fn: ScalarFunction, mean: Tensor, variance: Tensor, mode: str = "price") -> Moments:

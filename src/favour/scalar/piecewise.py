@@ -31,9 +31,7 @@ def relu() -> ScalarFunction:
     kinks = ((0.0, 1.0),)
     derivative = partial(gauss.piecewise_slope, slope=0.0, kinks=kinks)
     curvature = partial(gauss.piecewise_curvature, kinks=kinks)
-    return ScalarFunction(
-        "relu", F.relu, derivative, gauss.relu, kinks=(0.0,), curvature=curvature, beyond=gauss.relu_beyond
-    )
+    return ScalarFunction("relu", F.relu, derivative, gauss.relu, kinks=(0.0,), curvature=curvature)
 
 
 def relu6() -> ScalarFunction:

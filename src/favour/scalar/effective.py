@@ -1,0 +1,75 @@
+"""Moments of f(x) for an x with third and fourth cumulants: one effective draw of two values beside a Gaussian.
+
+A sum of many dropped units is near to a Gaussian, one of few is not: with a single unit it takes two values. Between
+the two lies x = μ + D + z, with z ~ N(0, v − u) and D of two values, α with probability π and −β otherwise, of mean 0,
+variance u = αβ and third cumulant κ₃ = u(α − β). Its fourth is κ₄ = κ₃²/u − 2u², so that u is the one positive root of
+
+    2u³ + κ₄u − κ₃² = 0,
+
+and x has the first four cumulants asked for. It is exact for one dropped unit, and a density for any, which a series in
+Hermite polynomials is not. With m₁, m₂ the means of f at μ + α and μ − β, s₁, s₂ its slopes and V₁, V₂ its variances,
+
+    E[f]   = πm₁ + (1 − π)m₂
+    Var f  = πV₁ + (1 − π)V₂ + π(1 − π)(m₁ − m₂)²
+    Cov(f, x) = (v − u)(πs₁ + (1 − π)s₂) + u(m₁ − m₂)/(α + β).
+
+The slope is Cov(f, x)/v − ½E[f″]κ₃/v: secants (`favour.methods.adjoint`) add, unit by unit, what the last term takes
+off. The residual is Var f − slope²v as ever, but may be below 0: a line overstates a skewed x before a kink. Methods
+take off what they count elsewhere (`favour.methods.pairs`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from favour.moments import Moments
+from favour.scalar.function import ScalarFunction
+
+_STEPS = 8  # of Newton's method, from above the root of a convex function
+
+
+def effective_draw(third: Tensor, fourth: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """u, α and β; all 0 where the cumulants are, or the variance is."""
+    positive = variance > 0
+    v = torch.where(positive, variance, 1.0)
+    skew, excess = third / (v * v.sqrt()), fourth / v.square()
+    with torch.no_grad():
+        share = (0.5 * skew.square()).pow(1 / 3) + (-0.5 * excess).clamp_min(0).sqrt()
+        for _ in range(_STEPS):
+            share = _step(share, skew, excess)
+    share = _step(share, skew, excess)  # once more, for the gradient
+    share = torch.where(positive & (share > 1e-6), share.clamp(max=1), 0.0)
+    some = share > 0
+    tilt = torch.where(some, skew / torch.where(some, share, 1.0), 0.0)
+    width = torch.where(some, (tilt.square() + 4 * share).clamp_min(1e-12).sqrt(), 0.0)
+    sigma = torch.where(positive, v.sqrt(), 0.0)
+    return share * variance, 0.5 * (width + tilt) * sigma, 0.5 * (width - tilt) * sigma
+
+
+def _step(share: Tensor, skew: Tensor, excess: Tensor) -> Tensor:
+    steep = 6 * share.square() + excess
+    good = steep > 1e-9
+    return share - torch.where(good, share * (2 * share.square() + excess) - skew.square(), 0.0) / torch.where(
+        good, steep, 1.0
+    )
+
+
+def effective_moments(
+    f: ScalarFunction, mean: Tensor, variance: Tensor, third: Tensor, fourth: Tensor, bend: Tensor
+) -> Moments:
+    """Mean, slope and residual of f(x), given E[f″]."""
+    u, up, down = effective_draw(third, fourth, variance)
+    rest = variance - u
+    width = up + down
+    first, second = f.moments(mean + up, rest), f.moments(mean - down, rest)
+    some = width > 0
+    safe = torch.where(some, width, 1.0)
+    weight = torch.where(some, down / safe, 0.5)
+    gap = first.mean - second.mean
+    total = torch.lerp(second.variance(rest), first.variance(rest), weight) + weight * (1 - weight) * gap.square()
+    along = rest * torch.lerp(second.slope, first.slope, weight) + u * gap / safe
+    positive = variance > 0
+    v = torch.where(positive, variance, 1.0)
+    slope = torch.where(positive, (along - 0.5 * bend * third) / v, first.slope)
+    return Moments(torch.lerp(second.mean, first.mean, weight), slope, total - slope.square() * variance)
