@@ -28,6 +28,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "adjoint": {"method": "adjoint"},
     "adjoint-bf16": {"method": "adjoint", "precision": "bf16"},
     "adjoint-r8": {"method": "adjoint", "rank": 8, "iterations": 3},
+    "secants": {"method": "adjoint", "secant": True},
+    "pairs": {"method": "adjoint", "pairs": 16},
     "directions": {"method": "adjoint", "directions": 3},
     "directions-bf16": {"method": "adjoint", "directions": 3, "precision": "bf16"},
     "dplr": {"method": "dplr"},

@@ -19,7 +19,8 @@ def bench(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="auto, adjoint, adjoint-bf16, adjoint-r8, directions, directions-bf16, dplr, dplr-r1, dplr-r2, diag; "
+            help="auto, adjoint, adjoint-bf16, adjoint-r8, secants, pairs, directions, directions-bf16, dplr, dplr-r1, "
+            "dplr-r2, diag; "
             "commas between them. By default auto,dplr,diag."
         ),
     ] = None,
