@@ -12,6 +12,7 @@ covariance of their own have their variances weighed instead.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -45,9 +46,27 @@ def weighed(d: Tensor, bias: Tensor | None, belief: Belief, w: float) -> Tensor:
     sigma = belief.covariance_matrix.to(d.dtype)
     own = torch.baddbmm(sigma, d, d.mT, beta=0, alpha=1 / n)
     both = torch.stack([torch.lerp(own, sigma, w), own])
-    # √eps of the variances is far above rounding, n·eps, so that singular covariances have factors too, and far below
-    # what either covariance is good for.
-    both = both + torch.diag_embed(torch.diagonal(both, dim1=-2, dim2=-1) * math.sqrt(limits.eps) + least)
-    tril, _ = torch.linalg.cholesky_ex(both)
+    tril, _ = torch.linalg.cholesky_ex(_ridged(both))
     turn = torch.linalg.solve_triangular(tril[1], tril[0], upper=False, left=False)
     return torch.baddbmm(centre, turn, d)
+
+
+def _ridged(matrix: Tensor) -> Tensor:
+    """Covariances with slightly larger variances, so that singular ones have factors too.
+
+    √eps of the variances is far above rounding, n·eps, and far below what a covariance of draws is good for.
+    """
+    made = _ridge if torch.compiler.is_compiling() else _kept_ridge
+    least, factor = made(matrix.shape[-1], matrix.dtype, matrix.device)
+    return torch.addcmul(least, matrix, factor)
+
+
+def _ridge(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    limits, eye = torch.finfo(dtype), torch.eye(n, dtype=dtype, device=device)
+    return eye * (limits.tiny / limits.eps), 1 + math.sqrt(limits.eps) * eye
+
+
+@functools.lru_cache(16)
+def _kept_ridge(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False):
+        return _ridge(n, dtype, device)
