@@ -5,7 +5,7 @@ sweeps of rank r, a prediction holds at its peak about
 
     reverse sweep     (4 + 2r)a + 3kw + 10rw     the tape, the covectors before and after a map, Algorithm 1's products
       with secants    + 3kw                      as many curvatures
-      with pairs      + Pa + P²w/2               images of P groups, and their products
+      with pairs      + Pa + Pkw                 images of P groups, and their products with covectors
     forward methods   (16 + 10r)w                what a rule works with, the columns, their images, the products
 
 numbers (measured by tests/test_adjoint.py, which holds these to be upper bounds on multilayer perceptrons). `full`

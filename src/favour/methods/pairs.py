@@ -23,8 +23,8 @@ go forward once, for all covectors. Then
 so that Σ_{p<q} M_pq² misses the pairs within a group only, of n draws (n/P − 1)/(n − 1), and is scaled up by that. As a
 Gram matrix of the covectors' M it is positive semi-definite. Its relative spread is about 2/P.
 
-Cost in forward passes: P, and 2 for the cumulants, over the part behind the first noise; P²/2 element-wise products per
-activation.
+Cost in forward passes: P, and 2 for the cumulants, over the part behind the first noise; P² multiplications
+per covector and entry before an activation.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from torch import Tensor
 
 from favour.linear_map import scaled
 from favour.methods.forward import Entry, Sweep
-from favour.surrogate import DiagonalNoise, LatentNoise, Noise, inner
+from favour.surrogate import DiagonalNoise, LatentNoise, Noise, flat
 from favour.tracing import constant
 from favour.value import Value
 
@@ -111,8 +111,9 @@ class Pairs:
         if G.curvature is None or u is None:
             return None
         bend = G.curvature()
+        images, b = flat(u).transpose(0, 1).unsqueeze(1), flat(scaled(g, bend)).transpose(0, 1).unsqueeze(2)
         first, second = torch.triu_indices(self.groups, self.groups, 1, device=u.device).unbind()
-        M = inner(scaled(g, bend), u[first] * u[second])
+        M = ((images * b) @ images.mT)[..., first, second]  # (batch, F, P(P − 1)/2)
         seen = x.variance - self.unseen[id(x)] if id(x) in self.unseen else x.variance
         paired = seen.clamp_min(0).square()
         if id(x) in self.own:

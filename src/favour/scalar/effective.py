@@ -34,11 +34,14 @@ def effective_draw(third: Tensor, fourth: Tensor, variance: Tensor) -> tuple[Ten
     positive = variance > 0
     v = torch.where(positive, variance, 1.0)
     skew, excess = third / (v * v.sqrt()), fourth / v.square()
+    square = skew.square()
     with torch.no_grad():
-        share = (0.5 * skew.square()).pow(1 / 3) + (-0.5 * excess).clamp_min(0).sqrt()
+        # (s/2)^⅓ + √(−γ₄/2) bounds the root for s = γ₃², and so do 1, as γ₄ ≥ γ₃² − 2 for all that is random, and a
+        # fourth root in the place of the third below that.
+        share = ((0.5 * square).sqrt().sqrt() + (-0.5 * excess).clamp_min(0).sqrt()).clamp_max(1)
         for _ in range(_STEPS):
-            share = _step(share, skew, excess)
-    share = _step(share, skew, excess)  # once more, for the gradient
+            share = _step(share, square, excess)
+    share = _step(share, square, excess)  # once more, for the gradient
     share = torch.where(positive & (share > 1e-6), share.clamp(max=1), 0.0)
     some = share > 0
     tilt = torch.where(some, skew / torch.where(some, share, 1.0), 0.0)
@@ -47,12 +50,10 @@ def effective_draw(third: Tensor, fourth: Tensor, variance: Tensor) -> tuple[Ten
     return share * variance, 0.5 * (width + tilt) * sigma, 0.5 * (width - tilt) * sigma
 
 
-def _step(share: Tensor, skew: Tensor, excess: Tensor) -> Tensor:
-    steep = 6 * share.square() + excess
-    good = steep > 1e-9
-    return share - torch.where(good, share * (2 * share.square() + excess) - skew.square(), 0.0) / torch.where(
-        good, steep, 1.0
-    )
+def _step(share: Tensor, square: Tensor, excess: Tensor) -> Tensor:
+    """Newton's for 2s³ + γ₄s − γ₃², which is (4s³ + γ₃²)/(6s² + γ₄)."""
+    s2 = share * share
+    return torch.addcmul(square, s2, share, value=4) / torch.add(excess, s2, alpha=6).clamp_min(1e-12)
 
 
 def effective_moments(
