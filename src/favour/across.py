@@ -46,7 +46,7 @@ def joint(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], group: int
     plan, values, sources = predict._bound(leaves, posterior)
     _in_weight_space(values, plan)
     secant = predict._choices[frozenset(name for name, _ in sources)].secant
-    settings = replace(predict.settings, rank=0)
+    settings = replace(predict.settings, rank=0, pairs=0)
     sweep, inputs = forward_for_adjoint(plan, values, settings, predict._context(), sources, predict._starts)
     pairs = moments_between(sweep, inputs, q, masks == "shared")
     results = []

@@ -51,11 +51,15 @@ class Noise(ABC):
         between: (C, q) ↦ N_ab as a noise of q·batch pairs of inputs that meet one draw, given C_ab = Cov(x_a, x_b)
             entry by entry, (q, *shape of x), or None for a known x. N_aa = N. None where the noise is what a
             nonlinearity leaves over, or where the rule does not say.
+        skew: ½κ₃/κ₂ of every element's draw, (batch, *event), when called; None where it is 0 or not known.
+        cumulants: κ₃ and κ₄ of every element's draw, each (batch, *event), when called; None for a Gaussian.
     """
 
     label: str = ""
     key: Hashable | None = None
     between: Between | None = None
+    skew: Callable[[], Tensor] | None = None
+    cumulants: Callable[[], tuple[Tensor, Tensor]] | None = None
 
     @abstractmethod
     def diag(self) -> Tensor:
@@ -126,12 +130,7 @@ def diagonal_columns(scale: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class DiagonalNoise(Noise):
-    """N = diag(variance): every element draws for itself.
-
-    Attributes:
-        skew: ½κ₃/κ₂ of every element's draw, (batch, *event), when called; None where it is 0 or not known.
-        cumulants: κ₃ and κ₄ of every element's draw, each (batch, *event), when called; None for a Gaussian.
-    """
+    """N = diag(variance): every element draws for itself."""
 
     variance: Tensor
     label: str = ""

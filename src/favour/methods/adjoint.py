@@ -106,8 +106,8 @@ def reverse(
                 pulled = noise.pull(_whole(g, batch))
                 first, total = shared.get(noise.key, (noise.label, None))
                 shared[noise.key] = (first, pulled if total is None else total + pulled)
-            elif c is not None and isinstance(noise, DiagonalNoise) and noise.skew is not None:
-                add(noise.label if apart else label, weighted_gram(secants(g, c, noise), noise.variance))
+            elif c is not None and noise.skew is not None:
+                add(noise.label if apart else label, noise.gram(secants(g, c, noise)))
             elif isinstance(noise, DiagonalNoise) and not apart:
                 variance = noise.variance if variance is None else variance + noise.variance
             else:
@@ -147,7 +147,7 @@ def bending_values(sweep: Sweep) -> set[int]:
     """Values whose curvatures reach a skewed noise."""
     found: set[int] = set()
     for entry in sweep.tape:
-        if any(_skewed(noise) for noise in entry.surrogate.noises) or any(
+        if any(noise.skew is not None for noise in entry.surrogate.noises) or any(
             id(x) in found and G.square_transpose is not None for x, G in entry.surrogate.maps
         ):
             found.add(id(entry.value))
@@ -156,13 +156,7 @@ def bending_values(sweep: Sweep) -> set[int]:
 
 def secants(g: Tensor, c: Tensor | None, noise: Noise) -> Tensor:
     """Covectors at a noise, with curvatures taken into account if it is skewed."""
-    if c is None or not isinstance(noise, DiagonalNoise) or noise.skew is None:
-        return g
-    return g + scaled(c, noise.skew())
-
-
-def _skewed(noise: Noise) -> bool:
-    return isinstance(noise, DiagonalNoise) and noise.skew is not None
+    return g if c is None or noise.skew is None else g + scaled(c, noise.skew())
 
 
 def bend_back(G: LinearMap, g: Tensor, c: Tensor | None, batch: int) -> Tensor | None:

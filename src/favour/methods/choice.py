@@ -58,14 +58,14 @@ def multiplications(node: Node, sizes: Mapping[str, int] | None = None) -> int:
     return sum(entries(node.shape[1:], sizes or {}) * entries(w.shape[1:], {}) for w in weights if w.shape is not None)
 
 
-def uncertain_share(plan: Plan, outputs: bool = True) -> float:
-    """t: the share of the multiplications whose input is uncertain; without the operations that end the network, t₂."""
+def uncertain_share(plan: Plan, ends: bool = True) -> float:
+    """t: the share of the multiplications whose input is uncertain; without those that end the network, t₂."""
     total = tail = 0
     for step in plan.steps:
         work = multiplications(step.node, plan.sizes)
         total += work
         if any(s in plan.uncertain and s.kind in ("call", "input") for s in step.node.inputs):
-            tail += work if outputs or not step.output else 0
+            tail += work if ends or not step.output else 0
     return tail / total if total else 1.0
 
 
@@ -76,7 +76,7 @@ def predicted(plan: Plan, settings: Settings, method: str, covectors: int) -> fl
         rank = settings.rank or 0
         pairs = settings.pairs + 2 if settings.pairs else 0
         marginals = rank + 2 * rank * settings.iterations
-        secants = uncertain_share(plan, outputs=False) * covectors if takes_secants(plan, settings, covectors) else 0.0
+        secants = uncertain_share(plan, ends=False) * covectors if takes_secants(plan, settings, covectors) else 0.0
         return 1 + t * (1 + marginals + covectors + pairs) + secants
     if method == "dplr":
         rank = DEFAULT_RANK["dplr"] if settings.rank is None else settings.rank
@@ -90,7 +90,7 @@ def takes_secants(plan: Plan, settings: Settings, covectors: int) -> bool:
         return settings.secant
     if settings.pairs:
         return True
-    return settings.method == "auto" and uncertain_share(plan, outputs=False) * covectors <= SECANT
+    return settings.method == "auto" and uncertain_share(plan, ends=False) * covectors <= SECANT
 
 
 def outputs(plan: Plan) -> list[Node]:

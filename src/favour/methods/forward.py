@@ -181,9 +181,7 @@ def _cumulants(surrogate: Surrogate) -> tuple[Tensor, Tensor] | None:
         ((x, G),) = surrogate.maps
         if x.cumulants is not None and G.curvature is None and G.power is not None:
             found.append((G.power(x.cumulants[0], 3), G.power(x.cumulants[1], 4)))
-    for noise in surrogate.noises:
-        if isinstance(noise, DiagonalNoise) and noise.cumulants is not None:
-            found.append(noise.cumulants())
+    found += [noise.cumulants() for noise in surrogate.noises if noise.cumulants is not None]
     if not found:
         return None
     return sum((k for k, _ in found[1:]), found[0][0]), sum((k for _, k in found[1:]), found[0][1])

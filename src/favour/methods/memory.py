@@ -44,14 +44,13 @@ def _rank(settings: Settings, method: str) -> int:
 
 def tape_numbers(plan: Plan, settings: Settings) -> int:
     """Numbers per input that the reverse sweep holds besides covectors."""
-    rank, sizes, groups = _rank(settings, "adjoint"), _sizes(plan), settings.pairs
-    tape = (TAPE + TAPE_COLUMN * rank + groups) * sum(sizes)
-    return tape + (COLUMN * rank + groups * groups // 2) * max(sizes)
+    rank, sizes = _rank(settings, "adjoint"), _sizes(plan)
+    return (TAPE + TAPE_COLUMN * rank + settings.pairs) * sum(sizes) + COLUMN * rank * max(sizes)
 
 
-def covector_numbers(plan: Plan, secant: bool) -> int:
+def covector_numbers(plan: Plan, settings: Settings, secant: bool) -> int:
     """Numbers per input and covector."""
-    return COVECTOR * (1 + secant) * max(_sizes(plan))
+    return (COVECTOR * (1 + secant) + settings.pairs) * max(_sizes(plan))
 
 
 def numbers_per_input(plan: Plan, settings: Settings, choice: Choice) -> int:
@@ -59,7 +58,7 @@ def numbers_per_input(plan: Plan, settings: Settings, choice: Choice) -> int:
     sizes = _sizes(plan)
     if choice.method == "adjoint":
         k = choice.covectors or sum(plan.entries(o.shape) for o in outputs(plan))
-        return tape_numbers(plan, settings) + k * covector_numbers(plan, choice.secant)
+        return tape_numbers(plan, settings) + k * covector_numbers(plan, settings, choice.secant)
     if choice.method == "full":
         return 2 * sum(sizes) * max(sizes)
     return (FORWARD + COLUMN * _rank(settings, choice.method)) * max(sizes)
@@ -74,12 +73,12 @@ def rows_within(plan: Plan, settings: Settings, choice: Choice, itemsize: int) -
     return max(1, int(settings.memory // predicted))
 
 
-def covectors_within(plan: Plan, settings: Settings, k: int, itemsize: int, secant: bool = False) -> int:
+def covectors_within(plan: Plan, settings: Settings, k: int, itemsize: int, secant: bool) -> int:
     """How many covectors fit the budget at a time, for one input."""
     if settings.memory is None:
         return k
     left = settings.memory // itemsize - tape_numbers(plan, settings)
-    return max(1, min(k, left // covector_numbers(plan, secant)))
+    return max(1, min(k, left // covector_numbers(plan, settings, secant)))
 
 
 class Peak(TorchDispatchMode):

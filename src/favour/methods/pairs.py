@@ -122,12 +122,14 @@ class Pairs:
         if entry.surrogate.beyond is not None:
             counted = counted + entry.surrogate.beyond()
         left: list[Noise] = [
-            DiagonalNoise((n.variance - counted).clamp_min(0), n.label) if isinstance(n, DiagonalNoise) else n
-            for n in entry.surrogate.noises
+            DiagonalNoise((noise.variance - counted).clamp_min(0), noise.label)
+            if isinstance(noise, DiagonalNoise)
+            else noise
+            for noise in entry.surrogate.noises
         ]
         n = self.draws[id(x)]
         missed = max(0.0, n / self.groups - 1) / max(1, n - 1)
-        label = next((n.label for n in entry.surrogate.noises), "noise")
+        label = next((noise.label for noise in entry.surrogate.noises), "noise")
         return label, (M @ M.mT) / (1 - missed), left
 
 

@@ -111,27 +111,31 @@ def elementwise(
 
 def pointwise_surrogate(ctx: Context, x: Value, f: ScalarFunction) -> Surrogate:
     """The surrogate of a scalar function in the context's activation mode."""
+    price = ctx.activation == "price"
+
+    def bend() -> Tensor:
+        return curvature(f, x.mean, x.variance)
+
     beyond = None
-    if x.cumulants is None or ctx.activation != "price":
+    if x.cumulants is None or not price:
         mean, slope, residual = surrogate_slope(f, x.mean, x.variance, ctx.activation)
     else:
         third, fourth = x.cumulants
-        bend = curvature(f, x.mean, x.variance)
-        mean, slope, residual = effective_moments(f, x.mean, x.variance, third, fourth, bend)
+        mean, slope, residual = effective_moments(f, x.mean, x.variance, third, fourth, bend())
 
         def beyond() -> Tensor:
-            return bend * (slope * third + 0.25 * bend * fourth)
+            b = bend()
+            return b * (slope * third + 0.25 * b * fourth)
 
     slope = stored(slope)
-    bends = (lambda: curvature(f, x.mean, x.variance)) if ctx.activation == "price" else None
-    result = Surrogate(mean, [(x, scaling(slope, bends))], beyond=beyond)
+    result = Surrogate(mean, [(x, scaling(slope, bend if price else None))], beyond=beyond)
     result.near = None if x.near is None else Scaled(x.near, slope, x.mean.ndim - 2)
-    if ctx.activation != "price":
+    if not price:
         return result
     told = None if x.near is None else x.near.response()
     if told is not None:
         z, spread = told
-        answer = compose(scaling(0.5 * curvature(f, x.mean, x.variance)), spread)  # see `favour.neighbours`
+        answer = compose(scaling(0.5 * bend()), spread)  # see `favour.neighbours`
         result.maps.append((z, answer))
         result.variance = slope.square() * x.variance + residual
         residual = (residual - answer.square(z.variance)).clamp_min(0)
