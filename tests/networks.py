@@ -92,6 +92,7 @@ NETWORKS = {
 
 
 @cache
+@torch.enable_grad()  # whoever asks first
 def trained(name: str, epochs: int = 25) -> nn.Module:
     """A network of `NETWORKS`, trained, in float64 and eval mode."""
     torch.manual_seed(0)

@@ -90,6 +90,7 @@ def images() -> tuple[Tensor, Tensor]:
 
 
 @cache
+@torch.enable_grad()  # whoever asks first
 def trained(name: str, epochs: int = 15) -> nn.Module:
     """A network of `NETWORKS`, trained, in float64 and eval mode."""
     torch.manual_seed(0)
