@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import multiprocessing
+import random
 import sys
 import types
 from pathlib import Path
@@ -24,7 +26,7 @@ from favour.experiments.pack import pack
 from favour.experiments.profiles import PROFILES, profile
 from favour.experiments.record import Units, plain, read_json, stat, write_json
 from favour.experiments.reproduce import reproduce
-from favour.experiments.run import Run
+from favour.experiments.run import Run, Turns
 from favour.experiments.stack import CONVOLUTIONS, TABLE_KL_WEIGHT, Stack, build
 from favour.experiments.tasks import Group, groups, table, training_set
 from favour.experiments.train_all import stages, train_all
@@ -445,6 +447,41 @@ def test_reproduce_everything_and_resume(tmp_path, no_report, monkeypatch):
     _check_results(tmp_path)
 
 
+def test_workers_share_the_units(tmp_path, no_report):
+    """Two processes leave the files that one does, but for times; what a lost process leaves is computed at the end."""
+    small = {"which": "regression", "profile_name": "tiny", "quiet": True}
+    reproduce(**small, out=tmp_path / "one")
+    reproduce(**small, out=tmp_path / "two", checkpoints=tmp_path / "one" / "checkpoints", workers=2)
+    folders = [tmp_path / name / "units" for name in ("one", "two")]
+    one, two = (sorted(p.relative_to(f) for p in f.rglob("*.json")) for f in folders)
+    assert one == two and len(one) > 30
+    for path in one:
+        a, b = (read_json(f / path) for f in folders)
+        assert a["key"] == b["key"] and (path.stem == "timing" or a["value"] == b["value"])
+    tables = [read_json(tmp_path / name / "regression.json")["tasks"] for name in ("one", "two")]
+    assert [t["bootstrap"] for t in tables[0]] == [t["bootstrap"] for t in tables[1]]
+
+
+def test_turns_are_taken_once():
+    jobs, shared = 40, multiprocessing.Value("q", 0)
+    every = [Turns(shared) for _ in range(3)]
+    seen, done = [0, 0, 0], []
+    order = random.Random(0)
+    while min(seen) < jobs:  # processes of different speeds
+        k = order.choices(range(3), [5, 2, 1])[0]
+        if seen[k] < jobs:
+            if every[k].mine():
+                done.append(seen[k])
+            seen[k] += 1
+    assert sorted(done) == list(range(jobs))
+
+
+def test_summary_of_verdicts():
+    entry = {"difference": 0.1, "low": 0.05, "high": 0.2}
+    found = bootstrap.tally([("a", entry | {"verdict": "worse"}), ("b", entry | {"verdict": "better"})])
+    assert found == {"settings": 2, "not_worse": 1, "worse": [{"setting": "a"} | entry]}
+
+
 def _check_results(folder: Path) -> None:
     files = {
         name: read_json(folder / f"{name}.json") for name in ("classification", "regression", "ood", "jsd", "figures")
@@ -477,7 +514,9 @@ def _check_results(folder: Path) -> None:
         rows = {r["inference"]: r for r in model["rows"]}
         assert rows["plain"]["auroc"]["jsd"] is None and rows["plain"]["auroc"]["entropy"]["mean"] > 0
         assert all(rows[k]["auroc"]["jsd"] is not None for k in rows if k != "plain")
-    assert files["ood"]["summary"]["settings"] == 4
+    assert files["ood"]["summary"]["settings"] == 4 and files["ood"]["summary"]["ours"] == HEAD_MANY.id
+    assert files["classification"]["summary"]["nll"]["settings"] == files["classification"]["summary"]["required"] == 1
+    assert files["regression"]["summary"]["nll"]["settings"] == 3
     assert set(files["ood"]["summary"]["by_estimator"]) == {
         "jsd",
         "jsd_nodes",
@@ -494,8 +533,8 @@ def test_ood_without_the_hub(monkeypatch, tmp_path):
 
     monkeypatch.setattr(ood, "pictures", unreachable)
     run = Run(TINY, "/folder", tmp_path, tmp_path)
-    row = ood.one_pair(run, ("cifar10", "cifar100"))
-    assert row["available"] is False and "could not be reached" in row["why"] and row["models"] == []
+    row, models = ood.one_pair(run, ("cifar10", "cifar100"))
+    assert row["available"] is False and "could not be reached" in row["why"] and list(models) == []
     with pytest.raises(favour.CorruptFile):
         ood.one_pair(run, ("cifar10", "svhn"))
 

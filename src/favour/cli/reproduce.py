@@ -56,6 +56,9 @@ def reproduce(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of everything.")] = 0,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 for PyTorch's default.")] = 1,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes that compute results beside each other, once methods are timed.")
+    ] = 1,
 ) -> None:
     """Reproduce the paper's experiments: train, measure, write JSON, figures and one HTML report."""
     import torch
@@ -64,7 +67,7 @@ def reproduce(
 
     if threads > 0:
         torch.set_num_threads(threads)
-    run(experiment.value, profile.value, data, device, out, checkpoints, seed, time_device=time_device)
+    run(experiment.value, profile.value, data, device, out, checkpoints, seed, time_device=time_device, workers=workers)
 
 
 def report(

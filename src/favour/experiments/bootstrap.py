@@ -50,6 +50,16 @@ def verdict(metric: str, better: str, mean: float, other: float, differences: Te
     }
 
 
+def tally(judged: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """How many of the verdicts are not "worse", and the others with what they are off by; settings by name."""
+    worse = [
+        {"setting": name} | {k: entry[k] for k in ("difference", "low", "high")}
+        for name, entry in judged
+        if entry["verdict"] == "worse"
+    ]
+    return {"settings": len(judged), "not_worse": len(judged) - len(worse), "worse": worse}
+
+
 def means(ours: Tensor, theirs: Tensor, resamples: int, seed: int) -> Tensor:
     """Resampled differences of a mean over inputs, (resamples,), from (N,) values averaged over repeats."""
     difference = (ours - theirs).double()

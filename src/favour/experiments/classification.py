@@ -12,7 +12,8 @@ the Gaussian, and with many draws of the head, each at its own cost. As a contro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ from favour.experiments.methods import (
 from favour.experiments.models import TITLES as MODEL_TITLES
 from favour.experiments.profiles import PAPER_EPOCHS
 from favour.experiments.record import digest, stat, write_json
-from favour.experiments.run import Run
+from favour.experiments.run import Job, Part, Run, by_name
 from favour.experiments.tasks import TITLES, pictures
 
 METRICS = [
@@ -147,17 +148,40 @@ def default_estimator(subject: Subject, x: Tensor) -> str:
 def classification(run: Run) -> dict[str, Any]:
     """Run the experiment; writes classification.json."""
     body: dict[str, Any] = {"metrics": METRICS, "tasks": []}
-    for task in tasks(run):
-        body["tasks"].append(one_task(run, task))
-        used = [(t, MODEL) for t in tasks(run)]
+    used = [(task, MODEL) for task in tasks(run)]
+    for part in parts(run):
+        body["tasks"].append(part.finish(run.values("classification", part)))
+        body["summary"] = summary(body["tasks"])
         content = run.envelope("classification", used, PAPER_EPOCHS["classification"], NOTES) | body
-        content["complete"] = len(body["tasks"]) == len(tasks(run))
+        content["complete"] = len(body["tasks"]) == len(used)
         write_json(run.out / "classification.json", content)
     return content
 
 
-def one_task(run: Run, task: str) -> dict[str, Any]:
-    units, profile = run.units("classification"), run.profile
+def summary(done: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """In how many tasks NLL and ECE are not worse than those of the most samples, by method.
+
+    `HEAD_MANY` is held to it: it has as many draws as there are samples.
+    """
+    found = {
+        f"{own} {metric}": bootstrap.tally(
+            [(task["task"], b) for task in done for b in task["bootstrap"] if (b["ours"], b["metric"]) == (own, metric)]
+        )
+        for own in (ADJOINT.id, NODES.id, HEAD_MANY.id, CONTROL)
+        for metric in ("nll", "ece")
+    }
+    judged = {metric: found[f"{HEAD_MANY.id} {metric}"] for metric in ("nll", "ece")}
+    return {"ours": HEAD_MANY.id, "required": len(done), **judged, "by_method": found}
+
+
+def parts(run: Run) -> Iterator[Part]:
+    """One for each task."""
+    for task in tasks(run):
+        yield one_task(run, task)
+
+
+def one_task(run: Run, task: str) -> Part:
+    profile = run.profile
     every = methods(profile)
     test = pictures(task, "test", run.source)[: profile.test_inputs]
     subject = run.subject(task, MODEL)
@@ -170,65 +194,62 @@ def one_task(run: Run, task: str) -> dict[str, Any]:
     )
     alone = [m for m in every if m.family in ("plain", "dplr", "adjoint")]
     largest = max(profile.cached)
-    rows: dict[str, list[dict[str, float]]] = {m.id: [] for m in every}
-    kept: dict[str, list[Tensor]] = {m: [] for m in (ADJOINT.id, NODES.id, HEAD_MANY.id, CONTROL, f"cached-{largest}")}
-    default = "nodes"
-    work = [(repeat, item) for repeat in range(profile.repeats) for item in ("naive", "cached", CONTROL, *alone)]
-    for repeat, item in run.track(work, f"classification, {TITLES[task]}"):
+    kept = (ADJOINT.id, NODES.id, HEAD_MANY.id)  # whose probabilities are compared
+
+    @torch.no_grad()
+    def sampled(family: str, repeat: int) -> dict[str, Any]:
+        subject.load(repeat)
         seed = run.seed + 1 + repeat
+        if family == CONTROL:
+            return {"p": nested(subject, test.x, [largest], seed + 1_000_003, "cached")[largest].numpy()}
+        numbers = profile.cached if family == "cached" else [n for n in profile.naive if n <= NAIVE_RUN]
+        found = nested(subject, test.x, numbers, seed, family)
+        value: dict[str, Any] = {str(n): judged(p, test.y) for n, p in found.items()}
+        return value | ({"p": found[largest].numpy()} if family == "cached" else {})
 
-        def sampled(family: str = str(item), repeat: int = repeat, seed: int = seed) -> dict[str, Any]:
-            subject.load(repeat)
-            if family == CONTROL:
-                return {"p": nested(subject, test.x, [largest], seed + 1_000_003, "cached")[largest].numpy()}
-            numbers = profile.cached if family == "cached" else [n for n in profile.naive if n <= NAIVE_RUN]
-            found = nested(subject, test.x, numbers, seed, family)
-            value: dict[str, Any] = {str(n): judged(p, test.y) for n, p in found.items()}
-            return value | ({"p": found[largest].numpy()} if family == "cached" else {})
+    @torch.no_grad()
+    def single(method: Method, repeat: int) -> dict[str, Any]:
+        subject.load(repeat)
+        p = predicted(subject, method, test.x)
+        value: dict[str, Any] = judged(p, test.y)
+        if method is ADJOINT:
+            value["estimator"] = default_estimator(subject, test.x)
+        return value | ({"p": p.numpy()} if method.id in kept else {})
 
-        def single(item: Any = item, repeat: int = repeat) -> dict[str, Any]:
-            subject.load(repeat)
-            p = predicted(subject, item, test.x)
-            value: dict[str, Any] = judged(p, test.y)
-            if item is ADJOINT:
-                value["estimator"] = default_estimator(subject, test.x)
-            return value | ({"p": p.numpy()} if item.id in kept else {})
+    jobs = []
+    for r in range(profile.repeats):
+        jobs += [Job((task, r, f), key, partial(sampled, f, r)) for f in ("naive", "cached", CONTROL)]
+        jobs += [Job((task, r, m.id), key, partial(single, m, r)) for m in alone]
 
-        if isinstance(item, str):
-            value = units.get((task, repeat, item), key, sampled)
-            for method in every:
-                if method.family == item and str(method.n) in value:
-                    rows[method.id].append(value[str(method.n)])
-                elif item == "cached" and method.family == "naive" and method.n and method.n > NAIVE_RUN:
-                    rows[method.id].append(value[str(method.n)])  # the same estimator, see NOTES
-            if "p" in value:
-                kept[CONTROL if item == CONTROL else f"cached-{largest}"].append(torch.from_numpy(value["p"]))
-        else:
-            value = units.get((task, repeat, item.id), key, single)
-            rows[item.id].append({m: value[m] for m in BETTER})
-            default = value.get("estimator", default)
-            if item.id in kept:
-                kept[item.id].append(torch.from_numpy(value["p"]))
-    return assembled(run, task, every, rows, kept, test.y, times(seconds, every), default)
+    def finish(values: list[Any]) -> dict[str, Any]:
+        return assembled(run, task, every, by_name(jobs, values), test.y, times(seconds, every))
+
+    return Part(f"classification, {TITLES[task]}", jobs, finish)
 
 
 def assembled(
     run: Run,
     task: str,
     every: Sequence[Method],
-    rows: dict[str, list[dict[str, float]]],
-    kept: dict[str, list[Tensor]],
+    found: dict[str, list[dict[str, Any]]],
     y: Tensor,
     clock: dict[str, dict[str, Any]],
-    default: str,
 ) -> dict[str, Any]:
+    """One entry of `tasks`, from the results of all jobs by sampler or method."""
+
+    def repeats(method: Method) -> list[dict[str, Any]]:
+        if method.n is None:
+            return found[method.id]
+        family = "cached" if method.n > NAIVE_RUN else method.family  # the same estimator, see NOTES
+        return [value[str(method.n)] for value in found[family]]
+
     table = []
     for method in every:
-        if rows[method.id]:
-            found = {m: stat([r[m] for r in rows[method.id]]) for m in BETTER}
-            table.append({**method.identity(), "metrics": found, "time": clock.get(method.id), "pareto": {}})
+        each = {m: stat([r[m] for r in repeats(method)]) for m in BETTER}
+        table.append({**method.identity(), "metrics": each, "time": clock.get(method.id), "pareto": {}})
     mark_pareto(table, METRICS)
     theirs = f"cached-{max(run.profile.cached)}"
+    default = found[ADJOINT.id][0]["estimator"]
     curves = {m: curve(table, m) for m in ("nll", "ece", "brier")}
     names = {
         ADJOINT.id: ESTIMATORS[default],
@@ -236,6 +257,9 @@ def assembled(
         HEAD_MANY.id: HEAD_MANY.label.removeprefix("adjoint, "),
         CONTROL: f"{max(run.profile.cached):,} fresh samples, the control",
     }
+
+    def kept(of: str) -> list[Tensor]:
+        return [torch.from_numpy(value["p"]) for value in found[of]]
 
     def worth(of: str) -> dict[str, Any]:
         value = {m: next(r for r in table if r["id"] == of)["metrics"][m]["mean"] for m in BETTER}
@@ -253,7 +277,7 @@ def assembled(
         "bootstrap": [
             test | {"estimator": estimator, "time": clock.get(theirs if own == CONTROL else own)}
             for own, estimator in names.items()
-            for test in compared(kept[own], kept[theirs], y, theirs, run.profile.resamples, run.seed, own)
+            for test in compared(kept(own), kept("cached"), y, theirs, run.profile.resamples, run.seed, own)
         ],
         "default_estimator": default,
         "headline": worth(ADJOINT.id),

@@ -18,7 +18,8 @@ Samples "at equal time" are as many as the cached sampler draws in the time of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor
 
 import favour
-from favour import metrics, scores
+from favour import scores
 from favour.errors import FavourError
 from favour.experiments import bootstrap, paper
 from favour.experiments.classification import chunks
@@ -36,6 +37,7 @@ from favour.experiments.methods import (
     ADJOINT,
     HEAD,
     HEAD_MANY,
+    MANY,
     NODES,
     PLAIN,
     Method,
@@ -47,9 +49,10 @@ from favour.experiments.methods import (
     times,
     timing,
 )
+from favour.experiments.ood_scores import CHUNK, HEADS, areas, belief_based, draw_based, fitted, joined
 from favour.experiments.profiles import PAPER_EPOCHS
 from favour.experiments.record import digest, stat, write_json
-from favour.experiments.run import Run
+from favour.experiments.run import Job, Part, Run, by_name
 from favour.experiments.tasks import ALL_MODELS, TITLES, pictures
 
 SCORES = [
@@ -61,9 +64,8 @@ SCORES = [
 ]
 MODEL_TITLES = {"vi": "Bayes", "dropout10": "DO 10%", "dropout25": "DO 25%", "dropout50": "DO 50%"}
 DPLR = dplr(2)
-HEADS = (HEAD, HEAD_MANY)
-CHUNK = 500
-REQUIRED = 10
+REQUIRED = 10  # settings in which the JSD is not to be worse than that of the most samples
+JUDGED = "jsd_head_many"
 NOTES = [
     "Areas are of ours as fractions, of the paper's in per cent, as printed there.",
     "Repeats are networks trained from different seeds; the paper repeats the inference of one network.",
@@ -78,71 +80,6 @@ def pairs(run: Run) -> list[Pair]:
     if run.source == "embedded":
         return [("digits07", "digits89")]
     return [("mnist07", "mnist89"), ("mnist", "fashion_mnist"), ("cifar10", "svhn"), ("cifar10", "cifar100")]
-
-
-def belief_scores(belief: favour.Belief, rate: scores.Mahalanobis, certain: bool) -> dict[str, Tensor]:
-    """All scores of a belief; without JSD and KL if it is `certain`."""
-    found = {
-        "max_probability": scores.max_probability(belief),
-        "entropy": scores.entropy(belief),
-        "mahalanobis": rate.score(belief.mean if certain else belief),
-    }
-    if not certain:
-        found |= {
-            "jsd": scores.jsd(belief),
-            "jsd_nodes": scores.jsd(belief, estimator="nodes"),
-            "kl": scores.kl(belief),
-        }
-    return found
-
-
-def draw_scores(z: Tensor, rate: scores.Mahalanobis) -> dict[str, Tensor]:
-    """All scores of draws (n, B, C)."""
-    return {
-        "max_probability": scores.max_probability(z),
-        "entropy": scores.entropy(z),
-        "mahalanobis": rate.score(z),
-        "jsd": scores.jsd(z),
-        "kl": scores.kl(z),
-    }
-
-
-def _joined(parts: Sequence[dict[str, Tensor]]) -> dict[str, np.ndarray]:
-    return {k: torch.cat([p[k] for p in parts]).double().cpu().numpy() for k in parts[0]}
-
-
-@torch.no_grad()
-def belief_based(subject: Subject, method: Method, x: Tensor, rate: scores.Mahalanobis) -> dict[str, np.ndarray]:
-    """Scores of pictures by plain inference or a predictor."""
-    assert subject.net is not None
-    parts = []
-    for chunk in chunks(x, subject.device, CHUNK):
-        if method.family == "plain":
-            parts.append(belief_scores(favour.Belief.point(subject.net(chunk)), rate, True))
-        elif method in HEADS:
-            predict = subject.predictor(method.settings, chunk)
-            parts.append(draw_scores(predict.draws(chunk, n=method.settings.get("draws")), rate))
-        else:
-            parts.append(belief_scores(subject.predictor(method.settings, chunk)(chunk), rate, False))
-    return _joined(parts)
-
-
-@torch.no_grad()
-def draw_based(
-    subject: Subject, x: Tensor, rate: scores.Mahalanobis, equal: int, numbers: Sequence[int], seed: int
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[int, np.ndarray]]:
-    """Scores of pictures by samples at equal time and by the largest number, and the JSD of every number."""
-    random = generator(subject.device, seed)
-    few, many = [], []
-    nested: dict[int, list[Tensor]] = {n: [] for n in numbers if n > 1}
-    for chunk in chunks(x, subject.device, CHUNK):
-        z = subject.draws(chunk, max(equal, *numbers), random)
-        few.append(draw_scores(z[:equal], rate))
-        many.append(draw_scores(z[: max(numbers)], rate))
-        for n, part in nested.items():
-            part.append(many[-1]["jsd"] if n == max(numbers) else scores.jsd(z[:n]))
-    jsd = {n: torch.cat(part).double().cpu().numpy() for n, part in nested.items()}
-    return _joined(few), _joined(many), jsd
 
 
 def seconds_of(subject: Subject, every: Sequence[Method], x: Tensor, rounds: int) -> dict[str, float]:
@@ -162,26 +99,6 @@ def seconds_of(subject: Subject, every: Sequence[Method], x: Tensor, rounds: int
         drawn=scores.jsd,
         predicted=divergence,
     )
-
-
-def areas(usual: dict[str, np.ndarray], unusual: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
-    """Areas under both curves for every score."""
-    found: dict[str, dict[str, float]] = {"auroc": {}, "aupr": {}}
-    for score in usual:
-        s = np.nan_to_num(np.concatenate([usual[score], unusual[score]]), posinf=np.finfo(np.float64).max)
-        t = np.repeat([0, 1], [len(usual[score]), len(unusual[score])])
-        found["auroc"][score] = metrics.auroc(s, t)
-        found["aupr"][score] = metrics.aupr(s, t)
-    return found
-
-
-@torch.no_grad()
-def fitted(run: Run, subject: Subject, train: Split) -> scores.Mahalanobis:
-    """Class means and covariance of the plain logits of some training pictures."""
-    assert subject.net is not None
-    part = train[: run.profile.fit_inputs]
-    logits = torch.cat([subject.net(chunk) for chunk in chunks(part.x, subject.device)])
-    return scores.Mahalanobis().fit(logits, part.y.to(logits.device))
 
 
 def ood(run: Run) -> dict[str, Any]:
@@ -205,30 +122,38 @@ def ood(run: Run) -> dict[str, Any]:
         tables.insert(0, one)
     body: dict[str, Any] = {"scores": SCORES, "tables": tables, "pairs": []}
     used = [(task, model) for task in dict.fromkeys(a for a, _ in listed) for model in ALL_MODELS]
-    for i, pair in enumerate(listed):
-        body["pairs"].append(one_pair(run, pair))
+    for pair in listed:
+        entry, models = one_pair(run, pair)
+        body["pairs"].append(entry | {"models": [m.finish(run.values("ood", m)) for m in models]})
         body["summary"] = summary(body["pairs"])
         content = run.envelope("ood", used, PAPER_EPOCHS["ood"], NOTES) | body
-        content["complete"] = i + 1 == len(listed)
+        content["complete"] = pair == listed[-1]
         write_json(run.out / "ood.json", content)
     return content
 
 
 def summary(done: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """In how many settings the JSD is not worse than that of the most samples, by estimator, and for fresh samples."""
-    judged = [(p["id"], m["model"], boot) for p in done for m in p["models"] for boot in m["bootstrap"]]
-    found: dict[str, dict[str, Any]] = {}
-    for pair, model, boot in judged:
-        names = {"estimator": boot["estimator"], "settings": 0, "not_worse": 0}
-        entry = found.setdefault(boot["score"], names | {"worse": [], "required": REQUIRED})
-        entry["settings"] += 1
-        entry["not_worse"] += boot["verdict"] != "worse"
-        if boot["verdict"] == "worse":
-            entry["worse"].append({"pair": pair, "model": model} | {k: boot[k] for k in ("difference", "low", "high")})
-    return found.get("jsd", {}) | {"by_estimator": found}
+    """In how many settings the JSD is not worse than that of the most samples, by estimator, and for fresh samples.
+
+    `HEAD_MANY` is held to it: it has as many draws as there are samples.
+    """
+    judged = [(f"{p['id']} {m['model']}", boot) for p in done for m in p["models"] for boot in m["bootstrap"]]
+    found = {
+        score: {"estimator": next(b["estimator"] for _, b in judged if b["score"] == score)}
+        | bootstrap.tally([(name, b) for name, b in judged if b["score"] == score])
+        for score in dict.fromkeys(b["score"] for _, b in judged)
+    }
+    return {"ours": HEAD_MANY.id, "required": REQUIRED, **found.get(JUDGED, {}), "by_estimator": found}
 
 
-def one_pair(run: Run, pair: Pair) -> dict[str, Any]:
+def parts(run: Run) -> Iterator[Part]:
+    """One for each pair and model."""
+    for pair in pairs(run):
+        yield from one_pair(run, pair)[1]
+
+
+def one_pair(run: Run, pair: Pair) -> tuple[dict[str, Any], Iterable[Part]]:
+    """What is said of a pair, and a part for each of its models."""
     task, other = pair
     head = {
         "id": f"{task}-{other}",
@@ -243,17 +168,17 @@ def one_pair(run: Run, pair: Pair) -> dict[str, Any]:
         if other != "cifar100":
             raise
         why = f"CIFAR-100 is fetched from the hub, which could not be reached ({str(error)[:120]} …)."
-        return head | {"available": False, "why": why, "inputs": None, "unusual_inputs": None, "models": []}
+        return head | {"available": False, "why": why, "inputs": None, "unusual_inputs": None}, ()
     usual = pictures(task, "test", run.source)[:limit]
     train = pictures(task, "train", run.source)[: run.profile.fit_inputs]
-    models = [one_model(run, pair, model, usual, unusual, train) for model in ALL_MODELS]
+    models = (one_model(run, pair, model, usual, unusual, train) for model in ALL_MODELS)
     sizes = {"inputs": len(usual), "unusual_inputs": len(unusual)}
-    return head | {"available": True, "why": None, **sizes, "models": models}
+    return head | {"available": True, "why": None, **sizes}, models
 
 
-def one_model(run: Run, pair: Pair, model: str, usual: Split, unusual: Split, train: Split) -> dict[str, Any]:
+def one_model(run: Run, pair: Pair, model: str, usual: Split, unusual: Split, train: Split) -> Part:
     task, other = pair
-    units, profile = run.units("ood"), run.profile
+    profile = run.profile
     subject = run.subject(task, model)
     key = {"epochs": run.epochs(task, model)}
     timed = [PLAIN, naive(1), *map(cached, profile.cached), DPLR, ADJOINT, NODES, *HEADS]
@@ -264,54 +189,62 @@ def one_model(run: Run, pair: Pair, model: str, usual: Split, unusual: Split, tr
         lambda own: seconds_of(own, timed, usual.x[: profile.time_inputs], profile.rounds),
     )
     clock = times(seconds, timed)
-    equal = max(2, int(clock["adjoint"]["cached_samples"] or 0))
-    equal = min(equal, max(profile.cached))
     largest = max(profile.cached)
-    found: dict[str, list[dict[str, Any]]] = {}
-    work = [(r, m) for r in range(profile.repeats) for m in (PLAIN, DPLR, ADJOINT, *HEADS, "samples", "control")]
-    for repeat, method in run.track(work, f"OOD, {TITLES[task]} and {TITLES[other]}, {MODEL_TITLES[model]}"):
+    equal = {m: min(largest, max(2, int(clock[m]["cached_samples"] or 0))) for m in (ADJOINT.id, HEAD_MANY.id)}
 
-        def compute(repeat: int = repeat, method: Any = method) -> dict[str, Any]:
-            net = subject.load(repeat)
-            rate = fitted(run, subject, train)
-            if method == "samples":
-                both = [
-                    draw_based(subject, s.x, rate, equal, profile.cached, run.seed + 1 + repeat + 1000 * i)
-                    for i, s in enumerate((usual, unusual))
-                ]
-                curve = {n: areas({"jsd": both[0][2][n]}, {"jsd": both[1][2][n]})["auroc"]["jsd"] for n in both[0][2]}
-                return {
-                    "equal": areas(both[0][0], both[1][0]),
-                    "most": areas(both[0][1], both[1][1]),
-                    "curve": curve,
-                    "usual": both[0][1]["jsd"],
-                    "unusual": both[1][1]["jsd"],
-                }
-            if method == "control":
-                random = generator(subject.device, run.seed + 1_000_003 + repeat)
-                fresh = [
-                    torch.cat(
-                        [scores.jsd(subject.draws(c, largest, random)) for c in chunks(s.x, subject.device, CHUNK)]
-                    )
-                    for s in (usual, unusual)
-                ]
-                inside, outside = ({"jsd": f.double().cpu().numpy()} for f in fresh)
-                return {"areas": areas(inside, outside), "usual": inside["jsd"], "unusual": outside["jsd"]}
-            inside, outside = (belief_based(subject, method, s.x, rate) for s in (usual, unusual))
-            value: dict[str, Any] = {"areas": areas(inside, outside)}
-            if method in (ADJOINT, *HEADS):
-                value |= {"usual": inside["jsd"], "unusual": outside["jsd"]}
-            if method is ADJOINT:
-                value |= {"usual_nodes": inside["jsd_nodes"], "unusual_nodes": outside["jsd_nodes"]}
-            if method is PLAIN:
-                guesses = torch.cat([net(c).argmax(1).cpu() for c in chunks(usual.x, subject.device)])
-                value["accuracy"] = (guesses == usual.y).double().mean().item()
-            return value
+    @torch.no_grad()
+    def samples(repeat: int) -> dict[str, Any]:
+        subject.load(repeat)
+        rate = fitted(subject, train)
+        whole = sorted({*equal.values(), largest})
+        seeds = (run.seed + 1 + repeat + 1000 * i for i in range(2))
+        (inside, low), (outside, high) = (
+            draw_based(subject, s.x, rate, whole, profile.cached, seed)
+            for s, seed in zip((usual, unusual), seeds, strict=True)
+        )
+        return {
+            "areas": {str(n): areas(inside[n], outside[n]) for n in whole},
+            "curve": {str(n): areas({"jsd": low[n]}, {"jsd": high[n]})["auroc"]["jsd"] for n in low},
+            "usual": inside[largest]["jsd"],
+            "unusual": outside[largest]["jsd"],
+        }
 
-        name = method if isinstance(method, str) else method.id
-        own = key | ({"equal": equal} if name == "samples" else {})
-        found.setdefault(name, []).append(units.get((task, other, model, repeat, name), own, compute))
-    return assembled(run, pair, model, found, clock, equal, largest)
+    @torch.no_grad()
+    def control(repeat: int) -> dict[str, Any]:
+        subject.load(repeat)
+        random = generator(subject.device, run.seed + 1_000_003 + repeat)
+        inside, outside = (
+            joined([{"jsd": scores.jsd(subject.draws(c, largest, random))} for c in chunks(s.x, subject.device, CHUNK)])
+            for s in (usual, unusual)
+        )
+        return {"areas": areas(inside, outside), "usual": inside["jsd"], "unusual": outside["jsd"]}
+
+    @torch.no_grad()
+    def single(repeat: int, method: Method) -> dict[str, Any]:
+        net = subject.load(repeat)
+        rate = fitted(subject, train)
+        inside, outside = (belief_based(subject, method, s.x, rate) for s in (usual, unusual))
+        value: dict[str, Any] = {"areas": areas(inside, outside)}
+        if method in (ADJOINT, *HEADS):
+            value |= {"usual": inside["jsd"], "unusual": outside["jsd"]}
+        if method is ADJOINT:
+            value |= {"usual_nodes": inside["jsd_nodes"], "unusual_nodes": outside["jsd_nodes"]}
+        if method is PLAIN:
+            guesses = torch.cat([net(c).argmax(1).cpu() for c in chunks(usual.x, subject.device)])
+            value["accuracy"] = (guesses == usual.y).double().mean().item()
+        return value
+
+    jobs = []
+    for r in range(profile.repeats):
+        name = (task, other, model, r)
+        jobs += [Job((*name, m.id), key, partial(single, r, m)) for m in (PLAIN, DPLR, ADJOINT, *HEADS)]
+        jobs.append(Job((*name, "samples"), key | {"equal": sorted(equal.values())}, partial(samples, r)))
+        jobs.append(Job((*name, "control"), key, partial(control, r)))
+
+    def finish(values: list[Any]) -> dict[str, Any]:
+        return assembled(run, pair, model, by_name(jobs, values), clock, equal, largest)
+
+    return Part(f"OOD, {TITLES[task]} and {TITLES[other]}, {MODEL_TITLES[model]}", jobs, finish)
 
 
 def assembled(
@@ -320,10 +253,14 @@ def assembled(
     model: str,
     found: dict[str, list[dict[str, Any]]],
     clock: dict[str, dict[str, Any]],
-    equal: int,
+    equal: dict[str, int],
     largest: int,
 ) -> dict[str, Any]:
     name = f"{pair[0]}-{pair[1]}"
+
+    def sampled(n: int) -> list[dict[str, Any]]:
+        return [f["areas"][str(n)] for f in found["samples"]]
+
     layout = [
         (PLAIN, "plain", "Freq.", "Freq.", [f["areas"] for f in found["plain"]]),
         (DPLR, "favour-dplr", "Favour, dplr", "Favour", [f["areas"] for f in found[DPLR.id]]),
@@ -336,15 +273,19 @@ def assembled(
             "Favour",
             [f["areas"] for f in found[HEAD_MANY.id]],
         ),
-        (
-            cached(equal),
-            "samples-equal-time",
-            f"MC, equal time (n = {equal})",
-            "MC",
-            [f["equal"] for f in found["samples"]],
+        *(
+            (
+                cached(n),
+                "samples-equal-time" + ("" if m == ADJOINT.id else "-many"),
+                f"MC, time of {'the closed form' if m == ADJOINT.id else f'{MANY:,} draws'} (n = {n})",
+                "MC",
+                sampled(n),
+            )
+            for m, n in equal.items()
         ),
-        (cached(largest), "samples-1000", f"MC, n = {largest}", "MC", [f["most"] for f in found["samples"]]),
+        (cached(largest), "samples-1000", f"MC, n = {largest}", "MC", sampled(largest)),
     ]
+    spent = {"samples-equal-time": clock[ADJOINT.id], "samples-equal-time-many": clock[HEAD_MANY.id]}
     rows = []
     for method, inference, title, printed, repeats in layout:
         row: dict[str, Any] = {**method.identity(), "inference": inference, "title": title}
@@ -352,7 +293,7 @@ def assembled(
             row[measure] = {s["id"]: None for s in SCORES} | {
                 s: stat([r[measure][s] for r in repeats]) for s in repeats[0][measure]
             }
-        row["time"] = clock.get(method.id) or (clock["adjoint"] if inference == "samples-equal-time" else None)
+        row["time"] = spent.get(inference) or clock.get(method.id)
         row["paper"] = {"row": printed} | {m: paper.numbers(m, name, model, printed) for m in ("auroc", "aupr")}
         rows.append(row)
     by = {row["inference"]: row["auroc"] for row in rows}
@@ -368,7 +309,7 @@ def assembled(
         ("jsd", ADJOINT.id, "closed form", kept("adjoint"), lemma),
         ("jsd_nodes", NODES.id, "nodes of the Gaussian", kept("adjoint", "_nodes"), nodes),
         ("jsd_head", HEAD.id, draws, kept(HEAD.id), by["favour-head"]["jsd"]),
-        ("jsd_head_many", HEAD_MANY.id, many, kept(HEAD_MANY.id), by["favour-head-many"]["jsd"]),
+        (JUDGED, HEAD_MANY.id, many, kept(HEAD_MANY.id), by["favour-head-many"]["jsd"]),
         ("jsd_control", theirs, f"{largest:,} fresh samples, the control", kept("control"), fresh),
     ]
     tests = []
@@ -378,9 +319,7 @@ def assembled(
         other = by["samples-1000"]["jsd"]["mean"]
         tests.append(bootstrap.verdict("auroc", "higher", area["mean"], other, differences, **names))
     numbers = [int(n) for n in found["samples"][0]["curve"]]
-    curve = [
-        (n, float(np.mean([f["curve"].get(str(n), f["curve"].get(n)) for f in found["samples"]]))) for n in numbers
-    ]
+    curve = [(n, float(np.mean([f["curve"][str(n)] for f in found["samples"]]))) for n in numbers]
     title = f"{TITLES[pair[0]]} against {TITLES[pair[1]]}, {MODEL_TITLES[model]}"
 
     def worth(of: str) -> dict[str, Any]:

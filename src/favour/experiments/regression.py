@@ -14,7 +14,8 @@ noise of each half of them is then fitted to the other half.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,11 @@ from favour import metrics
 from favour.experiments import bootstrap
 from favour.experiments.classification import curve, mark_pareto
 from favour.experiments.headline import headline
-from favour.experiments.methods import NAIVE_RUN, Method, Subject, generator, methods, times, timing
+from favour.experiments.methods import ADJOINT_TABLE, NAIVE_RUN, Method, Subject, generator, methods, times, timing
 from favour.experiments.models import TITLES as MODEL_TITLES
 from favour.experiments.profiles import PAPER_EPOCHS
 from favour.experiments.record import digest, stat, write_json
-from favour.experiments.run import Run
+from favour.experiments.run import Job, Part, Run
 from favour.experiments.tasks import TABLE_MODELS, TITLES, Table, table
 from favour.predictive import fit_noise
 
@@ -148,13 +149,27 @@ def regression(run: Run) -> dict[str, Any]:
     """Run the experiment; writes regression.json."""
     body: dict[str, Any] = {"metrics": METRICS, "tasks": []}
     pairs = [(task, model) for task in tasks(run) for model in TABLE_MODELS]
-    for i, (task, model) in enumerate(pairs):
-        body["tasks"] += one_task(run, task, model)
+    for i, part in enumerate(parts(run)):
+        body["tasks"] += part.finish(run.values("regression", part))
+        body["summary"] = summary(body["tasks"])
         content = run.envelope("regression", pairs, PAPER_EPOCHS["regression"], NOTES) | body
         content["notes"] += kl_notes(content["training"])
         content["complete"] = i + 1 == len(pairs)
         write_json(run.out / "regression.json", content)
     return content
+
+
+def summary(done: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """In how many settings the NLL is not worse than that of the most samples."""
+    judged = [(f"{t['task']} {t['model']}", b) for t in done for b in t["bootstrap"] if b["metric"] == "nll"]
+    return {"ours": ADJOINT_TABLE.id, "required": len(judged), "nll": bootstrap.tally(judged)}
+
+
+def parts(run: Run) -> Iterator[Part]:
+    """One for each task and model."""
+    for task in tasks(run):
+        for model in TABLE_MODELS:
+            yield one_task(run, task, model)
 
 
 def kl_notes(trainings: Sequence[dict[str, Any]]) -> list[str]:
@@ -168,8 +183,8 @@ def kl_notes(trainings: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
-def one_task(run: Run, task: str, model: str) -> list[dict[str, Any]]:
-    units, profile = run.units("regression"), run.profile
+def one_task(run: Run, task: str, model: str) -> Part:
+    profile = run.profile
     every = methods(profile, pictures=False)
     subject = run.subject(task, model)
     key = {"epochs": run.epochs(task, model)}
@@ -184,36 +199,45 @@ def one_task(run: Run, task: str, model: str) -> list[dict[str, Any]]:
     families = {"naive": [n for n in profile.naive if n <= NAIVE_RUN], "cached": list(profile.cached)}
     first = {f: next(m for m in every if m.family == f) for f in families}
     alone = [m for m in every if m.family in ("plain", "dplr", "adjoint")]
-    found: dict[str, list[dict[str, Any]]] = {m.id: [] for m in every}
+    kept = (ADJOINT_TABLE.id, f"cached-{max(profile.cached)}")  # whose rows are compared
+
+    @torch.no_grad()
+    def compute(split: int, method: Method) -> dict[str, Any]:
+        subject.load(split)
+        rows = tables[split]
+        numbers = families.get(method.family, [])
+        x = torch.cat([rows.validation.x, rows.test.x])
+        cut = len(rows.validation)
+        value: dict[str, Any] = {}
+        for name, (mean, variance) in predictions(subject, method, x, numbers, run.seed + 1 + split).items():
+            each = judged((mean[:cut], variance[:cut]), (mean[cut:], variance[cut:]), rows)
+            arrays = {f"{name}/{k}": each.pop(k) for k in ("row_nll", "row_square")}
+            value[name] = each
+            if name in kept:
+                value |= arrays
+        return value
+
     work = [(split, m) for split in range(profile.splits) for m in (*first.values(), *alone)]
-    for split, method in run.track(work, f"regression, {TITLES[task]}, {MODEL_TITLES[model]}"):
+    names = [m.family if m.family in families else m.id for _, m in work]
+    jobs = [
+        Job((task, model, split, name), key, partial(compute, split, m))
+        for (split, m), name in zip(work, names, strict=True)
+    ]
 
-        def compute(split: int = split, method: Method = method) -> dict[str, Any]:
-            subject.load(split)
-            rows = tables[split]
-            numbers = families.get(method.family, [])
-            x = torch.cat([rows.validation.x, rows.test.x])
-            cut = len(rows.validation)
-            value: dict[str, Any] = {}
-            for name, (mean, variance) in predictions(subject, method, x, numbers, run.seed + 1 + split).items():
-                each = judged((mean[:cut], variance[:cut]), (mean[cut:], variance[cut:]), rows)
-                arrays = {f"{name}/{k}": each.pop(k) for k in ("row_nll", "row_square")}
-                value[name] = each
-                if name in ("adjoint", f"cached-{max(profile.cached)}"):
-                    value |= arrays
-            return value
+    def finish(values: list[Any]) -> list[dict[str, Any]]:
+        found: dict[str, list[dict[str, Any]]] = {m.id: [] for m in every}
+        for name, value in zip(names, values, strict=True):
+            for other in every:
+                if other.id in value:
+                    rows = {k: value[f"{other.id}/{k}"] for k in ("row_nll", "row_square") if other.id in kept}
+                    found[other.id].append(value[other.id] | rows)
+                elif name == "cached" and other.family == "naive" and other.n and other.n > NAIVE_RUN:
+                    found[other.id].append(value[f"cached-{other.n}"])  # the same estimator
+        clock = times(seconds, every)
+        shown = ("test", "validation") if task in VALIDATED else ("test",)
+        return [assembled(run, task, model, part, every, found, clock, tables, len(batch)) for part in shown]
 
-        name = method.family if method.family in families else method.id
-        value = units.get((task, model, split, name), key, compute)
-        for other in every:
-            if other.id in value:
-                arrays = {k: value[f"{other.id}/{k}"] for k in ("row_nll", "row_square") if f"{other.id}/{k}" in value}
-                found[other.id].append(value[other.id] | arrays)
-            elif name == "cached" and other.family == "naive" and other.n and other.n > NAIVE_RUN:
-                found[other.id].append(value[f"cached-{other.n}"])  # the same estimator
-    clock = times(seconds, every)
-    parts = ("test", "validation") if task in VALIDATED else ("test",)
-    return [assembled(run, task, model, part, every, found, clock, tables, len(batch)) for part in parts]
+    return Part(f"regression, {TITLES[task]}, {MODEL_TITLES[model]}", jobs, finish)
 
 
 def assembled(

@@ -2,21 +2,28 @@
 
 Everything is kept as it is made: networks at every epoch, results at every unit. The same command continues a run that
 was interrupted.
+
+Methods are timed first, with nothing else running. Then the units, which are independent of each other, are computed,
+by several processes if asked for: small networks leave a GPU idle, and many cores too. A process that ends early costs
+nothing but time: whatever is missing at the end is computed then.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import multiprocessing
 
 from favour.errors import InvalidValue
 from favour.experiments import classification, figures, jsd, ood, regression, require
 from favour.experiments.profiles import profile
-from favour.experiments.run import Run
+from favour.experiments.run import Part, Run, Turns
 from favour.experiments.tasks import Group, groups
 from favour.experiments.train_all import train_all
 from favour.experiments.training import Trained
@@ -27,6 +34,12 @@ EXPERIMENTS: dict[str, Callable[[Run], Any]] = {
     "classification": classification.classification,
     "regression": regression.regression,
     "ood": ood.ood,
+}
+
+PARTS: dict[str, Callable[[Run], Iterator[Part]]] = {
+    "classification": classification.parts,
+    "regression": regression.parts,
+    "ood": ood.parts,
 }
 
 
@@ -63,6 +76,7 @@ def reproduce(
     seed: int = 0,
     quiet: bool = False,
     time_device: str = "cpu",
+    workers: int = 1,
 ) -> Path:
     """Run one experiment or all; returns the report.
 
@@ -77,12 +91,15 @@ def reproduce(
         quiet: No progress bars.
         time_device: Where methods are timed, `"cpu"` whatever the device of the rest: these networks are so small that
             on a GPU their times are those of launching kernels, which no method is to blame for.
+        workers: Processes that compute units beside each other, each with one CPU thread if there are several.
     """
     if which != "all" and which not in EXPERIMENTS:
         raise InvalidValue(f"no experiment {which!r}; there are all, {', '.join(EXPERIMENTS)}.")
     for option, place in (("--device", device), ("--time-device", time_device)):
         if place.startswith("cuda") and not torch.cuda.is_available():
             raise InvalidValue(f"`{option} {place}`: torch sees no GPU here; use cpu.")
+    if workers < 1:
+        raise InvalidValue(f"`--workers {workers}`: at least one process is needed.")
     out = Path(out)
     kept = out / "checkpoints" if checkpoints is None else Path(checkpoints)
     run = Run(profile(profile_name), source_of(data), kept, out, device, seed, quiet, time_device)
@@ -90,6 +107,8 @@ def reproduce(
     tasks = list(dict.fromkeys(t for name in names for t in needed(name, run)))
     if tasks:
         train_missing(run, tasks)
+    if workers > 1:
+        share(run, [name for name in names if name in PARTS], workers)
     for name in names:
         begin = time.perf_counter()
         EXPERIMENTS[name](run)
@@ -99,6 +118,39 @@ def reproduce(
     report = build(out)
     _say(run, f"report: {report}")
     return report
+
+
+def share(run: Run, names: Sequence[str], workers: int) -> None:
+    """Compute the units of some experiments by several processes, this one among them, after timing all methods."""
+    for name in names:
+        for _ in PARTS[name](run):
+            pass  # a part is timed as it is made
+    context = multiprocessing.get_context("spawn")
+    taken = context.Value("q", 0)
+    plain = dataclasses.replace(run, quiet=True, _units={})
+    others = [context.Process(target=_work, args=(plain, names, taken, 1), daemon=True) for _ in range(workers - 1)]
+    for process in others:
+        process.start()
+    try:
+        _work(run, names, taken)
+        for process in others:
+            process.join()
+    finally:
+        for process in others:
+            process.terminate()
+    ended = sum(process.exitcode != 0 for process in others)
+    if ended:
+        _say(run, f"{ended} of {workers} processes ended early; what they left is computed now.")
+
+
+def _work(run: Run, names: Sequence[str], taken: Synchronized[int], threads: int | None = None) -> None:
+    """What one process does: every unit whose turn it has."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    turns = Turns(taken)
+    for name in names:
+        for part in PARTS[name](run):
+            run.share(name, part, turns)
 
 
 def _say(run: Run, text: str) -> None:

@@ -1,9 +1,15 @@
-"""What all experiments share: a run with its profile, data, checkpoints and output; the head of a result file."""
+"""What all experiments share: a run with its profile, data, checkpoints and output; the head of a result file.
+
+An experiment is a sequence of *parts* (a data set and a model), each a list of *jobs* and what becomes of their
+results. Jobs do not know each other, so that several processes can share them: all walk through the same list, and a
+counter in shared memory says whose turn the next one is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +18,55 @@ from favour.experiments.profiles import Profile
 from favour.experiments.record import FORMAT, Units, code_digest, digest, environment
 from favour.experiments.tasks import Group, groups
 from favour.experiments.training import history
+
+
+@dataclass(frozen=True)
+class Job:
+    """A unit of work: its name, what its result depends on, and the computation."""
+
+    names: tuple[object, ...]
+    key: Mapping[str, Any]
+    compute: Callable[[], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Jobs of one kind, and what is made of their results, in their order."""
+
+    title: str
+    jobs: Sequence[Job]
+    finish: Callable[[list[Any]], Any]
+
+
+def by_name(jobs: Sequence[Job], values: Sequence[Any]) -> dict[str, list[Any]]:
+    """Results by the last of each job's names: the method, a value for each repeat."""
+    found: dict[str, list[Any]] = {}
+    for job, value in zip(jobs, values, strict=True):
+        found.setdefault(str(job.names[-1]), []).append(value)
+    return found
+
+
+class Turns:
+    """Which jobs a process does; all processes of a run count the same jobs, and each takes the next that nobody has.
+
+    >>> import multiprocessing
+    >>> shared = multiprocessing.Value("q", 0)
+    >>> one, two = Turns(shared), Turns(shared)
+    >>> [one.mine(), two.mine(), two.mine(), two.mine(), one.mine(), one.mine(), one.mine()]
+    [True, False, True, True, False, False, True]
+    """
+
+    def __init__(self, taken: Synchronized[int]) -> None:
+        self.taken, self._next, self._seen = taken, -1, 0
+
+    def mine(self) -> bool:
+        """Whether the job that is met now is this process's."""
+        if self._next < self._seen:  # done with the last one
+            with self.taken.get_lock():
+                self._next = self.taken.value
+                self.taken.value += 1
+        self._seen += 1
+        return self._next == self._seen - 1
 
 
 @dataclass
@@ -69,6 +124,18 @@ class Run:
         """How long a network was trained; part of the key of what is computed from it."""
         done = history(self.checkpoints / f"{self.group(task, model).name}.safetensors")
         return 0 if done is None else done.epochs
+
+    def values(self, experiment: str, part: Part) -> list[Any]:
+        """Results of a part's jobs: those that are there, and the others computed."""
+        units = self.units(experiment)
+        return [units.get(job.names, job.key, job.compute) for job in self.track(part.jobs, part.title)]
+
+    def share(self, experiment: str, part: Part, turns: Turns) -> None:
+        """Compute those jobs of a part that are this process's turn; the results are on disk."""
+        units = self.units(experiment)
+        for job in self.track(part.jobs, part.title):
+            if turns.mine():
+                units.get(job.names, job.key, job.compute)
 
     def track(self, items: Sequence[Any], description: str) -> Iterable[Any]:
         """The items, with a progress bar unless quiet."""
