@@ -28,7 +28,7 @@ from favour.exporting import export
 from favour.joint import Joint
 from favour.linear_map import LinearMap, identity, scaling, structural
 from favour.posterior import Diagonal, Full, Kronecker, Posterior, Rotated, Rows
-from favour.predictive import probabilities
+from favour.predictive import fit_noise, probabilities
 from favour.predictor import Predictor
 from favour.rules import rule
 from favour.saving import load

@@ -18,7 +18,6 @@ from favour import scores
 from favour.experiments.models import Perceptron
 from favour.experiments.record import write_json
 from favour.experiments.run import Run
-from favour.predictive import fit_noise
 
 STEPS = 3000
 DRAWS = 1000
@@ -47,7 +46,7 @@ def sine(seed: int, steps: int = STEPS) -> dict[str, Any]:
         predict = favour.compile(net, grid[:2])
         belief = predict(grid)
         draws = favour.sample(net, grid, DRAWS, generator=torch.Generator().manual_seed(seed)).squeeze(-1)
-        noise = fit_noise(predict(x), y).item()
+        noise = favour.fit_noise(predict(x), y).item()
     error = ((belief.variance.squeeze(-1) - draws.var(0)).abs().sum() / draws.var(0).sum()).item()
     return {
         "train_x": x.squeeze(1),

@@ -33,7 +33,6 @@ from favour.experiments.profiles import PAPER_EPOCHS
 from favour.experiments.record import digest, stat, write_json
 from favour.experiments.run import Job, Part, Run
 from favour.experiments.tasks import TABLE_MODELS, TITLES, Table, table
-from favour.predictive import fit_noise
 
 METRICS: list[dict[str, Any]] = [
     {"id": "rmse", "title": "RMSE", "better": "lower"},
@@ -87,7 +86,7 @@ def predictions(subject: Subject, method: Method, x: Tensor, profile_n: Sequence
 def noise(found: Moments, y: Tensor) -> float:
     """The variance of the observations' noise; not below 1e-6 of the target's."""
     belief = favour.Belief(found[0].unsqueeze(1), diag=found[1].unsqueeze(1), validate=False)
-    return max(1e-6, float(fit_noise(belief, y.double().unsqueeze(1))))
+    return max(1e-6, float(favour.fit_noise(belief, y.double().unsqueeze(1))))
 
 
 def validated(found: Moments, y: Tensor) -> Tensor:
