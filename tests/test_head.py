@@ -13,7 +13,7 @@ from favour.belief import Belief
 from favour.capture.node import DROPOUTS
 from favour.errors import InvalidValue, UnsupportedOperation
 from favour.experiments import digits
-from favour.head import find_head
+from favour.head import draw, find_head
 from favour.head.tables import make_masks, shuffled
 
 
@@ -130,6 +130,42 @@ def test_large_batches_draw_in_chunks(monkeypatch):
     whole = predict.draws(x)
     monkeypatch.setattr("favour.head.draw._HELD", (1, 1))
     torch.testing.assert_close(predict.draws(x), whole)
+
+
+@pytest.mark.parametrize("kind", ["whole", "cut", "skip"])
+def test_blocks_of_rows_equal_the_batch(monkeypatch, kind):
+    """With draws from the first layer on, from a belief inside, and beside a certain input."""
+
+    class Skip(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.last = mlp(wide=12)[:-1], nn.Linear(12, 3)
+
+        def forward(self, x):
+            return self.last(self.body(x)) + x[:, :3]
+
+    models = {"whole": mlp(wide=12), "cut": mlp(), "skip": Skip()}
+    x = torch.randn(7, 6, dtype=torch.float64)
+    predict = favour.compile(models[kind].double(), x[:2])
+    head = find_head(predict)
+    assert (head.cut is not None) == (kind == "cut")
+    whole = predict.draws(x)
+    calls = []
+    tail = draw._tail
+
+    def counted(*arguments):
+        calls.append(len(arguments[-1].mean))
+        return tail(*arguments)
+
+    monkeypatch.setattr(draw, "_tail", counted)
+    for rows, want in ((3, [3, 3, 1]), (7, [7])):
+        monkeypatch.setattr(draw, "_BLOCK", 1)
+        monkeypatch.setattr(draw, "_LEAST", rows)
+        calls.clear()
+        torch.testing.assert_close(predict.draws(x), whole, rtol=1e-9, atol=1e-11)
+        assert calls == want
+        p = predict.probabilities(x, estimator="head")
+        torch.testing.assert_close(p, whole.softmax(-1).mean(0), rtol=1e-9, atol=1e-11)
 
 
 def test_axis_of_draws_equals_vmap_and_masked_inputs_equal_masked_weights(monkeypatch):

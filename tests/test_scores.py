@@ -152,6 +152,28 @@ def test_scores_of_draws_equal_loops():
         assert scores.max_probability(draws)[b].item() == pytest.approx(1 - max(mean), abs=1e-12)
 
 
+@pytest.mark.parametrize("score", [scores.jsd, scores.kl, scores.entropy, scores.max_probability])
+def test_scores_by_blocks_equal_the_whole(monkeypatch, score):
+    draws = torch.randn(6, 5, 4, dtype=F64)
+    whole = score(draws)
+    monkeypatch.setattr(scores, "_HELD", 2 * 6 * 4)
+    assert torch.equal(score(draws), whole)
+    assert torch.equal(score(draws.permute(1, 2, 0).contiguous().permute(2, 0, 1)), whole)
+    assert score(draws[:, :0]).shape == (0,)
+    draws[3, 4, 1] = math.inf
+    with pytest.raises(InvalidValue, match=r"inf at index \(3, 4, 1\)"):
+        score(draws)
+
+
+def test_scores_of_draws_that_rule_a_class_out():
+    """Probabilities below the smallest float32 count as nothing."""
+    draws = torch.tensor([[[0.0, -300.0, 1.0]], [[1.0, -500.0, 0.0]]])
+    for score in (scores.jsd, scores.entropy, scores.max_probability):
+        torch.testing.assert_close(score(draws), score(draws[..., [0, 2]]))
+    # E[KL(p̄ ‖ p)] with p̄₂ = 0: the class adds nothing
+    torch.testing.assert_close(scores.kl(draws), scores.kl(draws[..., [0, 2]]))
+
+
 @pytest.mark.parametrize("make", BELIEFS)
 @pytest.mark.parametrize("score", [scores.entropy, scores.kl, scores.max_probability])
 def test_scores_of_a_belief_agree_with_its_samples(make, score):

@@ -26,7 +26,7 @@ probabilities, and u is measured from its entry at the most probable class: ever
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -38,6 +38,7 @@ from favour.errors import InvalidType, InvalidValue, ShapeMismatch
 from favour.predictive import NODES, node_outputs, pair_variances
 
 Source = Belief | Tensor
+_HELD = 2**16  # numbers of draws at once, on a CPU: more make malloc return memory and fault it in again
 
 
 class EntropySplit(NamedTuple):
@@ -73,8 +74,8 @@ def jsd(source: Source, n: int | None = None, *, estimator: str = "lemma", nodes
     if isinstance(source, Tensor):
         if n is not None:
             raise InvalidValue("`n` belongs to a belief; draws (n, B, C) have their number in their shape.")
-        return _split(source).epistemic
-    value = _lemma(source) if estimator == "lemma" else _split(node_outputs(source, nodes)).epistemic
+        return _of_draws(source, _epistemic)
+    value = _lemma(source) if estimator == "lemma" else _of_draws(node_outputs(source, nodes), _epistemic)
     return value if n is None else value * (1 - 1 / n)
 
 
@@ -127,9 +128,7 @@ def kl(source: Source, *, nodes: int = NODES) -> Tensor:
     >>> kl(Belief(torch.zeros(1, 3), diag=torch.full((1, 3), 0.01)))
     tensor([0.0033])
     """
-    log_p = _outputs(source, nodes).log_softmax(-1)
-    mean = _log_mean(log_p)
-    return (mean.exp() * (mean - log_p.mean(0))).sum(-1).clamp(min=0)
+    return _of_draws(_outputs(source, nodes), _reverse)
 
 
 def entropy(source: Source, *, nodes: int = NODES) -> Tensor:
@@ -138,7 +137,7 @@ def entropy(source: Source, *, nodes: int = NODES) -> Tensor:
     >>> entropy(Belief.point(torch.zeros(1, 2)))
     tensor([0.6931])
     """
-    return entropy_split(source, nodes=nodes).total
+    return _of_draws(_outputs(source, nodes), _total)
 
 
 def entropy_split(source: Source, *, nodes: int = NODES) -> EntropySplit:
@@ -150,7 +149,8 @@ def entropy_split(source: Source, *, nodes: int = NODES) -> EntropySplit:
     >>> torch.allclose(total, aleatoric + epistemic)
     True
     """
-    return _split(_outputs(source, nodes))
+    z = _outputs(source, nodes)
+    return EntropySplit(*_of_draws(z, lambda part: torch.stack([_total(part), _aleatoric(part), _epistemic(part)])))
 
 
 def max_probability(source: Source, *, nodes: int = NODES) -> Tensor:
@@ -159,22 +159,58 @@ def max_probability(source: Source, *, nodes: int = NODES) -> Tensor:
     >>> max_probability(Belief.point(torch.tensor([[0.0, 0.0], [9.0, 0.0]])))
     tensor([5.0000e-01, 1.2339e-04])
     """
-    p = _log_mean(_outputs(source, nodes).log_softmax(-1)).exp()
+    return _of_draws(_outputs(source, nodes), _others)
+
+
+# ---- scores of draws, (b, C, n) → (b,): with the draws innermost sums over classes run along whole rows of memory
+
+
+def _of_draws(z: Tensor, score: Callable[[Tensor], Tensor]) -> Tensor:
+    """A score of draws (n, B, C), for as many inputs at a time as a CPU's cache holds."""
+    by_input = z.permute(1, 2, 0)
+    if torch.compiler.is_compiling():
+        return score(by_input)
+    held = max(1, by_input.shape[1] * by_input.shape[2])
+    rows = max(1, _HELD // held) if z.device.type == "cpu" else max(1, by_input.shape[0])
+    parts = [part.contiguous() for part in by_input.split(rows)]
+    if z.numel() and not torch.stack([t for part in parts for t in part.aminmax()]).isfinite().all():
+        check_finite("logits", z)
+    return torch.cat([score(part) for part in parts], -1)
+
+
+def _mean(p: Tensor) -> tuple[Tensor, Tensor]:
+    """p̄ (b, C) and its logarithm, finite where p̄ is too small for the dtype."""
+    mean = p.mean(-1)
+    return mean, mean.clamp(min=torch.finfo(p.dtype).tiny).log()
+
+
+def _total(z: Tensor) -> Tensor:
+    mean, log_mean = _mean(z.softmax(1))
+    return -(mean * log_mean).sum(1)
+
+
+def _aleatoric(z: Tensor) -> Tensor:
+    log_p = z.log_softmax(1)
+    return -torch.linalg.vecdot(log_p.exp().flatten(1), log_p.flatten(1)) / z.shape[-1]
+
+
+def _epistemic(z: Tensor) -> Tensor:
+    """As a divergence, not as a difference of entropies: log p − log p̄ is small where the two agree."""
+    log_p = z.log_softmax(1)
+    p = log_p.exp()
+    apart = log_p - _mean(p)[1].unsqueeze(-1)
+    return torch.linalg.vecdot(p.flatten(1), apart.flatten(1)).clamp(min=0) / z.shape[-1]
+
+
+def _reverse(z: Tensor) -> Tensor:
+    log_p = z.log_softmax(1)
+    mean, log_mean = _mean(log_p.exp())
+    return (mean * (log_mean - log_p.mean(-1))).sum(1).clamp(min=0)
+
+
+def _others(z: Tensor) -> Tensor:
+    p = z.softmax(1).mean(-1)
     return p.scatter(-1, p.argmax(-1, keepdim=True), 0).sum(-1)
-
-
-def _split(z: Tensor) -> EntropySplit:
-    log_p = z.log_softmax(-1)
-    mean = _log_mean(log_p)
-    total = -(mean.exp() * mean).sum(-1)
-    aleatoric = -(log_p.exp() * log_p).sum(-1).mean(0)
-    # As a divergence, not as a difference of entropies: log p − log p̄ is small where the two agree.
-    epistemic = (log_p.exp() * (log_p - mean)).sum(-1).mean(0).clamp(min=0)
-    return EntropySplit(total, aleatoric, epistemic)
-
-
-def _log_mean(log_p: Tensor) -> Tensor:
-    return torch.logsumexp(log_p, 0) - math.log(log_p.shape[0])
 
 
 def _outputs(source: Source, nodes: int) -> Tensor:
@@ -197,8 +233,6 @@ def _checked(source: Source) -> Source:
         raise InvalidType(f"a Belief or a floating-point tensor of draws (n, B, C) is required, got {kind}.")
     if source.dim() != 3 or source.shape[-1] < 2 or source.shape[0] < 1:
         raise ShapeMismatch(f"draws have shape {tuple(source.shape)}; (n, B, C) with n ≥ 1 and C ≥ 2 is required.")
-    if not torch.compiler.is_compiling():
-        check_finite("draws", source)
     return source.to(torch.promote_types(source.dtype, torch.float32))
 
 

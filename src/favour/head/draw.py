@@ -6,7 +6,7 @@ all operations let it stay there (`Head.batched`), else with `torch.func.vmap`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,10 +33,12 @@ if TYPE_CHECKING:
 
 _HELD = (2**24, 2**18)  # numbers in one layer of the draws at once: what keeps a GPU busy, what fits a CPU's cache
 
+_BLOCK, _LEAST = 2**20, 128  # numbers in the logits of the draws at once, and rows at least
+
 
 def draws(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | None = None) -> Tensor:
     """`Predictor.draws`."""
-    return _joined([z.permute(2, 0, 1) for z in _drawn(predict, args, kwargs, n)], 1)
+    return _joined(list(_drawn(predict, args, kwargs, n)), 0).permute(2, 0, 1)
 
 
 def probabilities(
@@ -51,9 +53,11 @@ def probabilities(
         if asked or (head is not None and head.worthwhile):
             plain = not any(isinstance(t, Belief) for t in pytree.tree_leaves((args, kwargs), is_leaf=_is_belief))
             if plain:
-                parts = _drawn(predict, args, kwargs, n)
-                kind = predictive.check_event(tuple(parts[0].shape[1:2]), kind)
-                return _joined([predictive.mean_link(kind, z) for z in parts], 0)
+                parts = []
+                for z in _drawn(predict, args, kwargs, n):
+                    kind = predictive.check_event(tuple(z.shape[1:2]), kind)
+                    parts.append(predictive.mean_link(kind, z))
+                return _joined(parts, 0)
             if asked:
                 raise UnsupportedOperation("an input is itself a Belief; the head is sampled for plain inputs only.")
         estimator = "nodes"
@@ -68,8 +72,8 @@ def _joined(parts: list[Tensor], axis: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
 
 
-def _drawn(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | None) -> list[Tensor]:
-    """Draws (B, C, n), by slices of the batch."""
+def _drawn(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | None) -> Iterator[Tensor]:
+    """Draws (b, C, n), by slices of the batch."""
     head = find_head(predict, n)
     if head is None:
         raise UnsupportedOperation(
@@ -83,7 +87,6 @@ def _drawn(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | 
         check_inputs(predict.graph, leaves)
     posterior = predict.posterior()
     variances = _variances(head, posterior)
-    results = []
     for part in slices(predict, leaves, posterior):
         kept: dict[str, Any] = {n.name: None for n in [*head.reads, *([] if head.cut is None else [head.cut])]}
         plan, bound, sources = predict._bound(part, posterior)
@@ -92,10 +95,37 @@ def _drawn(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | 
         leaf = {node.name: value for node, value in bound.items()}  # the plan has nodes of its own
         env = {node: kept[node.name] for node in head.reads} | {n: mean_of(leaf[n.name]) for n in head.leaves}
         at_cut = None if head.cut is None else kept[head.cut.name]
-        d, bias = _tail(head, env, variances, at_cut, belief)
         own = at_cut is None and head.tail  # of the network itself, and the belief had more to do than a linear layer
-        results.append(weighed(d, bias, belief, weight_of(head.outer) if own else 1.0))
-    return results
+        for some in _blocks(head, belief):
+            few = env if some is None else {node: _rows(node, value, some) for node, value in env.items()}
+            at = at_cut if some is None or at_cut is None else _rows_of(at_cut, some)
+            belief_there = belief if some is None else belief[some]
+            d, bias = _tail(head, few, variances, at, belief_there)
+            yield weighed(d, bias, belief_there, weight_of(head.outer) if own else 1.0)
+
+
+def _blocks(head: Head, belief: Belief) -> list[slice] | list[None]:
+    """Rows whose draws are made, given their moments and used before the next: what a CPU's cache holds of them."""
+    rows = max(_LEAST, _BLOCK // (head.outer * head.inner * belief.mean.shape[1]))
+    if torch.compiler.is_compiling() or belief.mean.device.type != "cpu" or belief.batch_size <= rows:
+        return [None]
+    if not all(_sliced(node) for node in [*head.reads, *(n for n in head.leaves if n.kind == "input")]):
+        return [None]
+    return [slice(i, i + rows) for i in range(0, belief.batch_size, rows)]
+
+
+def _sliced(node: Node) -> bool:
+    """Whether the batch is the first axis, if it is one."""
+    return node.shape is not None and not any(isinstance(s, str) for s in node.shape[1:])
+
+
+def _rows(node: Node, value: Any, some: slice) -> Any:
+    return value[some] if node.kind in ("call", "input") and isinstance((node.shape or (0,))[0], str) else value
+
+
+def _rows_of(value: Value, some: slice) -> Value:
+    diag = None if value.diag is None else value.diag[some]
+    return Value(value.mean[some], diag, {name: columns[:, some] for name, columns in value.blocks.items()})
 
 
 def _variances(head: Head, posterior: Posterior) -> dict[Node, Tensor]:
