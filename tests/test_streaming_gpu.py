@@ -75,6 +75,9 @@ def test_stream_on_a_gpu_of_many_batches_keeps_them_apart(predict):
         )
 
 
+# torch's own, at the import of its compiler and for float32 products
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 def test_stream_on_a_gpu_compiled_with_a_short_last_batch(predict, rows):
     found = list(predict.stream(loader(rows), device="cuda", results=["mean", "variance"], compiled=True))
     want = predict(rows[0])
