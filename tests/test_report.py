@@ -129,6 +129,21 @@ def test_readings_follow_the_numbers(folder):
     assert "2 of them better" in after
 
 
+def test_a_goal_is_told_of_the_method_it_is_set_for(folder):
+    changed = ood()
+    changed["summary"] |= {"ours": "many draws"}
+    for model in changed["pairs"][0]["models"]:
+        first = boot("auroc", "worse", score="jsd")
+        model["bootstrap"] = [
+            first,
+            boot("auroc", "better", score="jsd_many", ours="many draws", estimator="many draws"),
+        ]
+    write(folder, ood=changed)
+    words = read(build(folder)).words["ood"]
+    assert words.count("The goal was 2") == 1 and "The goal was 2: met." in words
+    assert words.index("by many draws") < words.index("in 0 of 2 settings")
+
+
 def test_trainings_and_unfinished_runs_are_told(folder):
     words = read(build(folder)).words["runs"]
     assert "10% of the paper's epochs" in words and "abc1234" in words

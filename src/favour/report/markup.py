@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -141,7 +142,9 @@ def heading(text: str) -> str:
 
 
 def bullets(sentences: Sequence[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(s)}</li>" for s in sentences) + "</ul>" if sentences else ""
+    """A list; what stands between backticks is code."""
+    items = (re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(s)) for s in sentences)
+    return "<ul>" + "".join(f"<li>{item}</li>" for item in items) + "</ul>" if sentences else ""
 
 
 def reading(sentences: Sequence[str], warning: bool = False) -> str:

@@ -24,7 +24,7 @@ from favour.report.markup import (
     seconds,
     table,
 )
-from favour.report.verdicts import PRIMARY, TITLES, Setting, gain, medians, settings, tallies, unmatched, worth_of
+from favour.report.verdicts import PRIMARY, TITLES, Setting, gain, goal, medians, settings, tallies, unmatched, worth_of
 
 Json = Mapping[str, Any]
 NAMES = {
@@ -57,7 +57,12 @@ def headline(results: Results) -> str:
     ]
     judged = {name: [s for s in groups.get(name, []) if s.part == "test"] for name in PRIMARY}
     wanted = [("classification", "nll"), ("classification", "ece"), ("regression", "nll"), ("ood", "auroc")]
-    found = [t for name, m in wanted for t in tallies(judged[name], m, f"{TITLES[name]}, ", required(results, name))]
+    found = [
+        t
+        for name, m in wanted
+        if name in results
+        for t in tallies(judged[name], m, f"{TITLES[name]}, ", goal(results[name]))
+    ]
     return "".join(
         [
             f'<div class="cards">{"".join(cards)}</div>',
@@ -68,11 +73,6 @@ def headline(results: Results) -> str:
             reading(found),
         ]
     )
-
-
-def required(results: Results, name: str) -> int | None:
-    """In how many settings the pass was to be not worse, where a file says so."""
-    return (results[name].get("summary") or {}).get("required") if name in results else None
 
 
 def _card(name: str, own: Sequence[Setting]) -> str:
@@ -176,6 +176,7 @@ def _facts(file: Json) -> dict[str, str]:
         "Seed of sampling": seeds.get("sampling"),
         "favour": env.get("favour"),
         "Code version": env.get("commit"),
+        "Digest of the source": env.get("code"),
         "Python": env.get("python"),
         "torch": env.get("torch"),
         "Date": env.get("when"),

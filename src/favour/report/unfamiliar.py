@@ -23,7 +23,7 @@ from favour.report.markup import (
     row_head,
     table,
 )
-from favour.report.verdicts import bootstrap_table, headline_words, settings, tallies
+from favour.report.verdicts import bootstrap_table, goal, headline_words, settings, tallies
 
 Json = Mapping[str, Any]
 
@@ -60,7 +60,7 @@ def ood(results: Results) -> str:
 
 
 def _words(file: Json, own: Sequence[Any]) -> list[str]:
-    sentences = tallies(own, "auroc", required=(file.get("summary") or {}).get("required"))
+    sentences = tallies(own, "auroc", wanted=goal(file))
     lost = [s.title for s in own if s.headline.get("sampling_wins")]
     if own:
         sentences.append(

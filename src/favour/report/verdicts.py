@@ -164,20 +164,36 @@ def method_name(method: str) -> str:
     return f"{int(n):,} samples" if family in ("cached", "naive") and n.isdigit() else method
 
 
-def tallies(every: Sequence[Setting], metric: str, prefix: str = "", required: int | None = None) -> list[str]:
+@dataclass(frozen=True)
+class Goal:
+    """In how many settings a method was to be not worse; of every method where `ours` is None."""
+
+    required: int
+    ours: str | None = None
+
+
+def goal(file: Json) -> Goal | None:
+    """That of a result file, if it says so."""
+    summary = file.get("summary") or {}
+    return Goal(summary["required"], summary.get("ours")) if "required" in summary else None
+
+
+def tallies(every: Sequence[Setting], metric: str, prefix: str = "", wanted: Goal | None = None) -> list[str]:
     """For each estimator: in how many settings it is not worse, where it is and by how much, and what it costs.
 
-    With `required`, whether that many are reached.
+    The one that a goal is set for comes first, with whether it is met.
     """
     groups: dict[str, list[tuple[str, Json]]] = {}
     for setting in every:
         for boot in setting.bootstrap:
             if boot["metric"] == metric:
                 groups.setdefault(str(boot.get("score") or boot["ours"]), []).append((setting.title, boot))
-    return [_tally(judged, prefix, required) for judged in groups.values()]
+    own = wanted.ours if wanted is not None else None
+    ordered = sorted(groups.values(), key=lambda judged: own is not None and judged[0][1]["ours"] != own)
+    return [_tally(judged, prefix, wanted) for judged in ordered]
 
 
-def _tally(judged: Sequence[tuple[str, Json]], prefix: str, required: int | None) -> str:
+def _tally(judged: Sequence[tuple[str, Json]], prefix: str, wanted: Goal | None) -> str:
     first = judged[0][1]
     worse = [(title, b) for title, b in judged if b["verdict"] == "worse"]
     better = sum(b["verdict"] == "better" for _, b in judged)
@@ -189,8 +205,11 @@ def _tally(judged: Sequence[tuple[str, Json]], prefix: str, required: int | None
     text = f"{prefix}{measure_name(first)}{cost}: not worse than {method_name(first['theirs'])} "
     text += f"in {len(judged) - len(worse)} of {len(judged)} setting{'s' * (len(judged) > 1)}"
     text += f", {better} of them better." if better else "."
-    if required is not None and len(judged) >= required and not is_control(first):
-        text += f" The goal was {required}: {'met' if len(judged) - len(worse) >= required else 'not met'}."
+    held = wanted is not None and wanted.ours in (None, first["ours"]) and not is_control(first)
+    if wanted is not None and held and len(judged) >= wanted.required:
+        text += (
+            f" The goal was {wanted.required}: {'met' if len(judged) - len(worse) >= wanted.required else 'not met'}."
+        )
     if worse:
         each = [f"{title} (by {number(abs(b['difference']), 2)})" for title, b in worse]
         text += f" Worse: {'; '.join(each)}."
