@@ -168,6 +168,25 @@ def test_blocks_of_rows_equal_the_batch(monkeypatch, kind):
         torch.testing.assert_close(p, whole.softmax(-1).mean(0), rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize(
+    ("shape", "mixed", "cut"),
+    [
+        (("s7", 4), False, True),
+        (("s9", 4), False, False),  # another dynamic size
+        ((5, 4), False, False),
+        (("2*s7", 4), True, False),
+        ((4, "s7"), True, False),
+        (("s7", "s7"), True, True),
+        (None, True, False),
+    ],
+)
+def test_rows_are_taken_where_the_batch_comes_first(shape, mixed, cut):
+    node = SimpleNamespace(shape=shape, kind="call")
+    assert draw._mixed(node, "s7") is mixed
+    value = torch.zeros(8, 4)
+    assert len(draw._rows(node, value, slice(0, 3), "s7")) == (3 if cut else 8)
+
+
 def test_axis_of_draws_equals_vmap_and_masked_inputs_equal_masked_weights(monkeypatch):
     x = torch.randn(20, 6, dtype=torch.float64)
     inner = favour.nn.BayesLinear(12, 12)

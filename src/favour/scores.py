@@ -75,7 +75,7 @@ def jsd(source: Source, n: int | None = None, *, estimator: str = "lemma", nodes
         if n is not None:
             raise InvalidValue("`n` belongs to a belief; draws (n, B, C) have their number in their shape.")
         return _of_draws(source, _epistemic)
-    value = _lemma(source) if estimator == "lemma" else _of_draws(node_outputs(source, nodes), _epistemic)
+    value = _lemma(source) if estimator == "lemma" else _of_draws(source, _epistemic, nodes)
     return value if n is None else value * (1 - 1 / n)
 
 
@@ -128,7 +128,7 @@ def kl(source: Source, *, nodes: int = NODES) -> Tensor:
     >>> kl(Belief(torch.zeros(1, 3), diag=torch.full((1, 3), 0.01)))
     tensor([0.0033])
     """
-    return _of_draws(_outputs(source, nodes), _reverse)
+    return _of_draws(_checked(source), _reverse, nodes)
 
 
 def entropy(source: Source, *, nodes: int = NODES) -> Tensor:
@@ -137,7 +137,7 @@ def entropy(source: Source, *, nodes: int = NODES) -> Tensor:
     >>> entropy(Belief.point(torch.zeros(1, 2)))
     tensor([0.6931])
     """
-    return _of_draws(_outputs(source, nodes), _total)
+    return _of_draws(_checked(source), _total, nodes)
 
 
 def entropy_split(source: Source, *, nodes: int = NODES) -> EntropySplit:
@@ -149,8 +149,11 @@ def entropy_split(source: Source, *, nodes: int = NODES) -> EntropySplit:
     >>> torch.allclose(total, aleatoric + epistemic)
     True
     """
-    z = _outputs(source, nodes)
-    return EntropySplit(*_of_draws(z, lambda part: torch.stack([_total(part), _aleatoric(part), _epistemic(part)])))
+
+    def all_three(z: Tensor) -> Tensor:
+        return torch.stack([_total(z), _aleatoric(z), _epistemic(z)])
+
+    return EntropySplit(*_of_draws(_checked(source), all_three, nodes))
 
 
 def max_probability(source: Source, *, nodes: int = NODES) -> Tensor:
@@ -159,22 +162,23 @@ def max_probability(source: Source, *, nodes: int = NODES) -> Tensor:
     >>> max_probability(Belief.point(torch.tensor([[0.0, 0.0], [9.0, 0.0]])))
     tensor([5.0000e-01, 1.2339e-04])
     """
-    return _of_draws(_outputs(source, nodes), _others)
+    return _of_draws(_checked(source), _others, nodes)
 
 
 # ---- scores of draws, (b, C, n) → (b,): with the draws innermost sums over classes run along whole rows of memory
 
 
-def _of_draws(z: Tensor, score: Callable[[Tensor], Tensor]) -> Tensor:
-    """A score of draws (n, B, C), for as many inputs at a time as a CPU's cache holds."""
+def _of_draws(source: Source, score: Callable[[Tensor], Tensor], nodes: int = NODES) -> Tensor:
+    """A score of draws (n, B, C) or nodes, for as many inputs at a time as a CPU's cache holds."""
+    z = source if isinstance(source, Tensor) else node_outputs(source, nodes)
     by_input = z.permute(1, 2, 0)
     if torch.compiler.is_compiling():
         return score(by_input)
     held = max(1, by_input.shape[1] * by_input.shape[2])
     rows = max(1, _HELD // held) if z.device.type == "cpu" else max(1, by_input.shape[0])
     parts = [part.contiguous() for part in by_input.split(rows)]
-    if z.numel() and not torch.stack([t for part in parts for t in part.aminmax()]).isfinite().all():
-        check_finite("logits", z)
+    if z is source and z.numel() and not torch.stack([t for p in parts for t in p.aminmax()]).isfinite().all():
+        check_finite("draws", z)
     return torch.cat([score(part) for part in parts], -1)
 
 
@@ -211,11 +215,6 @@ def _reverse(z: Tensor) -> Tensor:
 def _others(z: Tensor) -> Tensor:
     p = z.softmax(1).mean(-1)
     return p.scatter(-1, p.argmax(-1, keepdim=True), 0).sum(-1)
-
-
-def _outputs(source: Source, nodes: int) -> Tensor:
-    source = _checked(source)
-    return source if isinstance(source, Tensor) else node_outputs(source, nodes)
 
 
 def _checked(source: Source) -> Source:

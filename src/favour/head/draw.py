@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from favour.predictor import Predictor
 
 _HELD = (2**24, 2**18)  # numbers in one layer of the draws at once: what keeps a GPU busy, what fits a CPU's cache
-
 _BLOCK, _LEAST = 2**20, 128  # numbers in the logits of the draws at once, and rows at least
 
 
@@ -97,7 +96,7 @@ def _drawn(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | 
         at_cut = None if head.cut is None else kept[head.cut.name]
         own = at_cut is None and head.tail  # of the network itself, and the belief had more to do than a linear layer
         for some in _blocks(head, belief):
-            few = env if some is None else {node: _rows(node, value, some) for node, value in env.items()}
+            few = env if some is None else {node: _rows(node, value, some, _batch(head)) for node, value in env.items()}
             at = at_cut if some is None or at_cut is None else _rows_of(at_cut, some)
             belief_there = belief if some is None else belief[some]
             d, bias = _tail(head, few, variances, at, belief_there)
@@ -109,18 +108,27 @@ def _blocks(head: Head, belief: Belief) -> list[slice] | list[None]:
     rows = max(_LEAST, _BLOCK // (head.outer * head.inner * belief.mean.shape[1]))
     if torch.compiler.is_compiling() or belief.mean.device.type != "cpu" or belief.batch_size <= rows:
         return [None]
-    if not all(_sliced(node) for node in [*head.reads, *(n for n in head.leaves if n.kind == "input")]):
+    batch = _batch(head)
+    if any(_mixed(node, batch) for node in [*head.reads, *(n for n in head.leaves if n.kind == "input")]):
         return [None]
     return [slice(i, i + rows) for i in range(0, belief.batch_size, rows)]
 
 
-def _sliced(node: Node) -> bool:
-    """Whether the batch is the first axis, if it is one."""
-    return node.shape is not None and not any(isinstance(s, str) for s in node.shape[1:])
+def _batch(head: Head) -> Any:
+    """The name of the batch's size."""
+    return (head.graph.outputs[0].shape or (None,))[0]
 
 
-def _rows(node: Node, value: Any, some: slice) -> Any:
-    return value[some] if node.kind in ("call", "input") and isinstance((node.shape or (0,))[0], str) else value
+def _mixed(node: Node, batch: Any) -> bool:
+    """Whether rows of the batch cannot be taken from the first axis: the shape is unknown, or has it elsewhere."""
+    if node.shape is None or not isinstance(batch, str):
+        return True
+    rest = node.shape[1:] if node.shape[:1] == (batch,) else node.shape
+    return any(isinstance(s, str) and batch in s for s in rest)
+
+
+def _rows(node: Node, value: Any, some: slice, batch: Any) -> Any:
+    return value[some] if node.kind in ("call", "input") and (node.shape or (None,))[0] == batch else value
 
 
 def _rows_of(value: Value, some: slice) -> Value:
