@@ -42,17 +42,20 @@ def costs(rounds: int) -> dict[str, dict[str, float]]:
         candidates[f"{name} | compiled"] = lambda p=compiled: p(x)
     regression, features = mlp(13, 100, 100, 1).eval().requires_grad_(False), torch.rand(512, 13)
     small = torch.compile(favour.compile(regression, features[:2]), fullgraph=True)
+    noisy_regression = with_dropout(regression)
     candidates["forward, 13-100-100-1"] = lambda: regression(features)
+    candidates["sample, 13-100-100-1"] = lambda: noisy_regression(features)
     candidates["adjoint, 13-100-100-1 | compiled"] = lambda: small(features)
     sampler = favour.compile(model, x[:2])
     candidates["32 samples of favour.sample"] = lambda: sampler.sample(x, n=32)
     times = time_all(candidates, rounds)
     rows = {}
     for name, seconds in times.items():
+        own = ", 13-100-100-1" if "13-100" in name else ""
         rows[name] = {
             "milliseconds": seconds * 1e3,
-            "forwards": seconds / times["forward, 13-100-100-1" if "13-100" in name else "forward"],
-            "samples": seconds / times["sample"],
+            "forwards": seconds / times[f"forward{own}"],
+            "samples": seconds / times[f"sample{own}"],
         }
     return rows
 

@@ -117,9 +117,9 @@ def memory() -> str:
 def bench() -> str:
     """Compiled passes at each network's largest batch, on the CPU and, where it was measured, on a GPU."""
     lines = [
-        "| network | device | error | samples of the same error | forward passes | "
+        "| network | trained | device | error | samples of the same error | forward passes | "
         "faster than a naive sampler | than the trunk-cached, compiled one |",
-        "|---" * 7 + "|",
+        "|---" * 8 + "|",
     ]
     feet = []
     for name in ("bench", "bench_gpu"):
@@ -134,10 +134,20 @@ def bench() -> str:
                 continue
             ours = f"{row['error']:.3f} | {'≥ ' * row['capped']}{row['worth']:,.0f} | {row['forwards']:.1f}"
             gains = " | ".join(f"{row['speed-up'][k]:,.0f}×" for k in ("naive", "cached"))
-            title = data["networks"][row["network"]]["title"] + (f", batch {largest}" if largest != usual else "")
-            lines.append(f"| {title} | {data['environment']['gpu'] or 'CPU'} | {ours} | {gains} |")
-        feet.append(_where(data))
+            network = data["networks"][row["network"]]
+            title = network["title"] + (f", batch {largest}" if largest != usual else "")
+            lines.append(
+                f"| {title} | {network['weights']} | {data['environment']['gpu'] or 'CPU'} | {ours} | {gains} |"
+            )
+        feet.append(_where(data) + _versions(data))
     return "\n".join([*lines, "", *feet])
+
+
+def _versions(data: dict) -> str:
+    """Which networks were measured with another version of the code than the last."""
+    last = data["environment"]["code"]
+    older = [n["title"] for n in data["networks"].values() if n["code"] != last]
+    return f" <sub>(measured with earlier versions: {'; '.join(older)})</sub>" if older else ""
 
 
 def gpu_cost() -> str:
@@ -192,7 +202,8 @@ def paper() -> str:
 def _where(data: dict) -> str:
     e = data["environment"]
     version = f"torch {e['torch']}, favour {e['favour']} ({e['commit']})"
-    return f"<sub>{e['cpu']}, {e['threads']} threads, {version}, {e['when']}</sub>"
+    threads = f"{e['threads']} thread{'s' * (e['threads'] != 1)}"
+    return f"<sub>{e['cpu']}, {threads}, {version}, {e['when']}</sub>"
 
 
 def main() -> None:

@@ -123,17 +123,26 @@ def test_demo_ends_with_a_report(monkeypatch, tmp_path):
     assert overall == pytest.approx((p.argmax(1) == data.test_y).sum().item())
 
 
+def test_reproduce_interrupted_says_how_to_go_on(monkeypatch, tmp_path):
+    def stopped(*options, **named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiments_reproduce, "reproduce", stopped)
+    result = run("reproduce", "jsd", "--profile", "tiny", "--out", str(tmp_path))
+    assert result.exit_code == 130 and "the same command continues" in result.output
+
+
 def test_reproduce_passes_its_options_on(monkeypatch, tmp_path):
     given = []
     monkeypatch.setattr(experiments_reproduce, "reproduce", lambda *options, **named: given.append((options, named)))
     before = torch.get_num_threads()
     try:
         chosen = ("--profile", "paper", "--data", "d", "--out", str(tmp_path), "--seed", "3", "--checkpoints", "c")
-        assert run("reproduce", "ood", *chosen, "--time-device", "cuda").exit_code == 0
+        assert run("reproduce", "ood", *chosen, "--time-device", "cuda", "--workers", "3").exit_code == 0
     finally:
         torch.set_num_threads(before)
-    assert given == [(("ood", "paper", "d", "cpu", tmp_path, Path("c"), 3), {"time_device": "cuda"})]
-    assert run("reproduce", "everything").exit_code == 2
+    assert given == [(("ood", "paper", "d", "cpu", tmp_path, Path("c"), 3), {"time_device": "cuda", "workers": 3})]
+    assert run("reproduce", "everything").exit_code == 2 == run("reproduce", "ood", "--workers", "0").exit_code
     assert run("reproduce", "ood", "--profile", "slow").exit_code == 2
 
 

@@ -67,7 +67,21 @@ def reproduce(
 
     if threads > 0:
         torch.set_num_threads(threads)
-    run(experiment.value, profile.value, data, device, out, checkpoints, seed, time_device=time_device, workers=workers)
+    try:
+        run(
+            experiment.value,
+            profile.value,
+            data,
+            device,
+            out,
+            checkpoints,
+            seed,
+            time_device=time_device,
+            workers=workers,
+        )
+    except KeyboardInterrupt:
+        typer.echo("favour: interrupted; the same command continues from here.", err=True)
+        raise typer.Exit(130) from None
 
 
 def report(

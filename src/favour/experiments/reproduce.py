@@ -10,6 +10,7 @@ nothing but time: whatever is missing at the end is computed then.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -128,7 +129,7 @@ def share(run: Run, names: Sequence[str], workers: int) -> None:
     context = multiprocessing.get_context("spawn")
     taken = context.Value("q", 0)
     plain = dataclasses.replace(run, quiet=True, _units={})
-    others = [context.Process(target=_work, args=(plain, names, taken, 1), daemon=True) for _ in range(workers - 1)]
+    others = [context.Process(target=_help, args=(plain, names, taken), daemon=True) for _ in range(workers - 1)]
     for process in others:
         process.start()
     try:
@@ -143,14 +144,19 @@ def share(run: Run, names: Sequence[str], workers: int) -> None:
         _say(run, f"{ended} of {workers} processes ended early; what they left is computed now.")
 
 
-def _work(run: Run, names: Sequence[str], taken: Synchronized[int], threads: int | None = None) -> None:
+def _work(run: Run, names: Sequence[str], taken: Synchronized[int]) -> None:
     """What one process does: every unit whose turn it has."""
-    if threads is not None:
-        torch.set_num_threads(threads)
     turns = Turns(taken)
     for name in names:
         for part in PARTS[name](run):
             run.share(name, part, turns)
+
+
+def _help(run: Run, names: Sequence[str], taken: Synchronized[int]) -> None:
+    """A process beside the first: one thread, and no word when the user interrupts, who hears of it from the first."""
+    torch.set_num_threads(1)
+    with contextlib.suppress(KeyboardInterrupt):
+        _work(run, names, taken)
 
 
 def _say(run: Run, text: str) -> None:

@@ -55,6 +55,8 @@ def headline(results: Results) -> str:
         if wins
         else "Sampling of equal time is better in no measure of any setting.",
     ]
+    if any((results[name].get("profile") or {}).get("name") == "tiny" for name in results.files):
+        sentences.insert(0, "This was a trial in seconds (profile tiny): its numbers mean nothing.")
     judged = {name: [s for s in groups.get(name, []) if s.part == "test"] for name in PRIMARY}
     wanted = [("classification", "nll"), ("classification", "ece"), ("regression", "nll"), ("ood", "auroc")]
     found = [
@@ -189,7 +191,9 @@ def _clock(environments: Sequence[Json]) -> str:
     found = []
     for e in environments:
         gpu = str(e.get("device", "")).startswith("cuda")
-        found.append(str(e.get("gpu")) if gpu else f"{e.get('cpu')}, {e.get('threads')} threads")
+        found.append(
+            str(e.get("gpu")) if gpu else f"{e.get('cpu')}, {e.get('threads')} thread{'s' * (e.get('threads') != 1)}"
+        )
     return "; ".join(dict.fromkeys(found))
 
 
