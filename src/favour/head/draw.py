@@ -19,7 +19,7 @@ from favour.capture.node import Node, replace_nodes
 from favour.covariance import square_root
 from favour.errors import InvalidValue, UnsupportedOperation
 from favour.head.find import Head, find_head
-from favour.head.masked import MaskedLinear
+from favour.head.masked import FEWEST, MaskedLinear
 from favour.head.match import weighed, weight_of
 from favour.head.tables import tables
 from favour.methods.engine import infer
@@ -50,8 +50,7 @@ def probabilities(
         head = find_head(predict)
         asked = estimator == "head" or n is not None
         if asked or (head is not None and head.worthwhile):
-            plain = not any(isinstance(t, Belief) for t in pytree.tree_leaves((args, kwargs), is_leaf=_is_belief))
-            if plain:
+            if not _uncertain(args, kwargs):
                 parts = []
                 for z in _drawn(predict, args, kwargs, n):
                     kind = predictive.check_event(tuple(z.shape[1:2]), kind)
@@ -61,6 +60,13 @@ def probabilities(
                 raise UnsupportedOperation("an input is itself a Belief; the head is sampled for plain inputs only.")
         estimator = "nodes"
     return predictive.probabilities(predict(*args, **kwargs), kind=kind, estimator=estimator)
+
+
+def _uncertain(args: tuple, kwargs: Mapping[str, Any]) -> bool:
+    """Whether an input is a belief; a walk through nested inputs takes long beside one small input."""
+    if not kwargs and all(isinstance(t, Tensor) for t in args):
+        return False
+    return any(isinstance(t, Belief) for t in pytree.tree_leaves((args, kwargs), is_leaf=_is_belief))
 
 
 def _is_belief(t: Any) -> bool:
@@ -105,13 +111,15 @@ def _drawn(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | 
 
 def _blocks(head: Head, belief: Belief) -> list[slice] | list[None]:
     """Rows whose draws are made, given their moments and used before the next: what a CPU's cache holds of them."""
-    rows = max(_LEAST, _BLOCK // (head.outer * head.inner * belief.mean.shape[1]))
-    if torch.compiler.is_compiling() or belief.mean.device.type != "cpu" or belief.batch_size <= rows:
+    held, classes = belief.mean.shape
+    if torch.compiler.is_compiling() or held <= _LEAST or belief.mean.device.type != "cpu":
         return [None]
-    batch = _batch(head)
+    rows, batch = max(_LEAST, _BLOCK // (head.outer * head.inner * classes)), _batch(head)
+    if held <= rows:
+        return [None]
     if any(_mixed(node, batch) for node in [*head.reads, *(n for n in head.leaves if n.kind == "input")]):
         return [None]
-    return [slice(i, i + rows) for i in range(0, belief.batch_size, rows)]
+    return [slice(i, i + rows) for i in range(0, held, rows)]
 
 
 def _batch(head: Head) -> Any:
@@ -155,7 +163,7 @@ def _tail(
     rank = 0 if at_cut is None or at_cut.factor is None else at_cut.factor.shape[0]
     fixed = tables(head, env, like, rank)
     kept: dict[str, Tensor] = {}
-    if head.batched and not torch.compiler.is_compiling():
+    if head.batched and not torch.compiler.is_compiling() and like.shape[0] > FEWEST:
         found = {layer.name: fixed.masked(layer.name, env[layer.args[1]], d) for layer, d in head.folded.items()}
         kept = {name: w for name, w in found.items() if w is not None}
 

@@ -21,6 +21,8 @@ from torch.nn import functional
 from favour.capture.node import Node
 from favour.covariance import square_root
 
+FEWEST = 4  # inputs that are masked even where masked weights could be kept
+
 
 @dataclass
 class MaskedLinear:
