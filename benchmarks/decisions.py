@@ -211,7 +211,7 @@ def cost(model: nn.Module, predict: favour.Predictor, x: Tensor, rows: dict[str,
             "belief": lambda few=x[:n]: predict(few),
             "head": lambda few=x[:n]: predict.probabilities(few, estimator="head"),
         }
-        seconds = fastest(calls, 100)
+        seconds = fastest(calls, 500)
         beyond = (seconds["head"] - seconds["belief"]) / seconds["plain"]
         rows["head"][f"forwards beyond the belief, batch {n}"] = beyond
 
