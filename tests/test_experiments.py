@@ -25,7 +25,7 @@ from favour.experiments.models import LeNet, Perceptron, rate, seed_of
 from favour.experiments.pack import pack
 from favour.experiments.profiles import PROFILES, profile
 from favour.experiments.record import Units, plain, read_json, stat, write_json
-from favour.experiments.reproduce import reproduce
+from favour.experiments.reproduce import _work, reproduce
 from favour.experiments.run import Run, Turns
 from favour.experiments.stack import CONVOLUTIONS, TABLE_KL_WEIGHT, Stack, build
 from favour.experiments.tasks import Group, groups, table, training_set
@@ -448,7 +448,7 @@ def test_reproduce_everything_and_resume(tmp_path, no_report, monkeypatch):
 
 
 def test_workers_share_the_units(tmp_path, no_report):
-    """Two processes leave the files that one does, but for times; what a lost process leaves is computed at the end."""
+    """Two processes leave the files that one does, but for times."""
     small = {"which": "regression", "profile_name": "tiny", "quiet": True}
     reproduce(**small, out=tmp_path / "one")
     reproduce(**small, out=tmp_path / "two", checkpoints=tmp_path / "one" / "checkpoints", workers=2)
@@ -458,6 +458,21 @@ def test_workers_share_the_units(tmp_path, no_report):
     for path in one:
         a, b = (read_json(f / path) for f in folders)
         assert a["key"] == b["key"] and (path.stem == "timing" or a["value"] == b["value"])
+    tables = [read_json(tmp_path / name / "regression.json")["tasks"] for name in ("one", "two")]
+    assert [t["bootstrap"] for t in tables[0]] == [t["bootstrap"] for t in tables[1]]
+
+
+def test_what_a_lost_process_leaves_is_computed_at_the_end(tmp_path, no_report):
+    taken = multiprocessing.Value("q", 0)
+    assert Turns(taken).mine()  # by a process that ends before it computes anything
+    reproduce("regression", "tiny", out=tmp_path / "one", quiet=True)
+    trained = tmp_path / "one" / "checkpoints"
+    run = Run(TINY, "embedded", trained, tmp_path / "two", quiet=True)
+    _work(run, ["regression"], taken)
+    total, done = (len(list((tmp_path / name).rglob("units/**/*.json"))) for name in ("one", "two"))
+    assert done == total - 1
+    reproduce("regression", "tiny", out=tmp_path / "two", checkpoints=trained, quiet=True)
+    assert len(list((tmp_path / "two").rglob("units/**/*.json"))) == total
     tables = [read_json(tmp_path / name / "regression.json")["tasks"] for name in ("one", "two")]
     assert [t["bootstrap"] for t in tables[0]] == [t["bootstrap"] for t in tables[1]]
 
@@ -540,7 +555,8 @@ def test_ood_without_the_hub(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "match"), [({"which": "al"}, "no experiment"), ({"data": "/nowhere"}, "no folder")]
+    ("options", "match"),
+    [({"which": "al"}, "no experiment"), ({"data": "/nowhere"}, "no folder"), ({"workers": 0}, "at least one process")],
 )
 def test_reproduce_refuses(tmp_path, options, match):
     with pytest.raises(favour.FavourError, match=match):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -75,13 +75,7 @@ class Predictor(nn.Module):
 
     def extra_repr(self) -> str:
         """The settings that were asked for, and what `auto` chose."""
-        values = {f.name: getattr(self.settings, f.name) for f in fields(self.settings)}
-        plain = {f.name: f.default for f in fields(self.settings)}
-        asked = [
-            f"{k}=(tensor of shape {tuple(v.shape)})" if isinstance(v, Tensor) else f"{k}={v!r}"
-            for k, v in values.items()
-            if isinstance(v, Tensor) or v != plain[k]
-        ]
+        asked = self.settings.asked()
         choice = self._choices.get(frozenset())
         if choice is not None:
             asked.append(f"takes {choice.method}, predicted {choice.forwards:.1f} forward passes")

@@ -149,7 +149,7 @@ def _work(run: Run, names: Sequence[str], taken: Synchronized[int]) -> None:
     turns = Turns(taken)
     for name in names:
         for part in PARTS[name](run):
-            run.share(name, part, turns)
+            run.values(name, part, turns.mine)
 
 
 def _help(run: Run, names: Sequence[str], taken: Synchronized[int]) -> None:

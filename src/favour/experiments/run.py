@@ -125,17 +125,10 @@ class Run:
         done = history(self.checkpoints / f"{self.group(task, model).name}.safetensors")
         return 0 if done is None else done.epochs
 
-    def values(self, experiment: str, part: Part) -> list[Any]:
-        """Results of a part's jobs: those that are there, and the others computed."""
+    def values(self, experiment: str, part: Part, mine: Callable[[], bool] = lambda: True) -> list[Any]:
+        """Results of the jobs of a part that are `mine`: read where they are on disk, else computed and kept there."""
         units = self.units(experiment)
-        return [units.get(job.names, job.key, job.compute) for job in self.track(part.jobs, part.title)]
-
-    def share(self, experiment: str, part: Part, turns: Turns) -> None:
-        """Compute those jobs of a part that are this process's turn; the results are on disk."""
-        units = self.units(experiment)
-        for job in self.track(part.jobs, part.title):
-            if turns.mine():
-                units.get(job.names, job.key, job.compute)
+        return [units.get(job.names, job.key, job.compute) for job in self.track(part.jobs, part.title) if mine()]
 
     def track(self, items: Sequence[Any], description: str) -> Iterable[Any]:
         """The items, with a progress bar unless quiet."""

@@ -19,8 +19,8 @@ behind a node that everything uncertain passes, where the forward sweep's belief
 independent entries, or with the correlations that `rank` keeps, and draws are given the whole mean and covariance of
 the belief, z_k = μ + L L_d⁻¹ (d_k − d̄) for LLᵀ = Σ and L_d L_dᵀ the covariance of d.
 Cost is counted in multiplications and entries written. Eager code has some .2 ms of calls beside that, whatever the
-batch: with up to 64 inputs the draws take about as long as a forward pass of a LeNet (.9 to 1.3 measured), with 500
-less (.9). Compiled code is near the count at every batch.
+batch: with up to 64 inputs the draws take about as long as a forward pass of a LeNet (.7 to 1.1 measured by
+benchmarks/decisions.py), with 500 less (.6). Compiled code is near the count at every batch.
 """
 
 from favour.head.draw import draws, probabilities

@@ -32,6 +32,21 @@ class Settings:
     secant: bool | None = None
     pairs: int = 0
 
+    def asked(self) -> list[str]:
+        """What differs from the defaults, in words.
+
+        >>> Settings("dplr", rank=2).asked()
+        ["method='dplr'", 'rank=2']
+        """
+        found = []
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Tensor):
+                found.append(f"{f.name}=(tensor of shape {tuple(value.shape)})")
+            elif value != f.default:
+                found.append(f"{f.name}={value!r}")
+        return found
+
     def validate(self) -> None:
         """Raise for values that make no sense."""
         if self.method not in METHODS:
