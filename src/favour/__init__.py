@@ -13,15 +13,23 @@ from favour.compilation import compile
 from favour.draws import sample
 from favour.errors import (
     CaptureError,
+    ChangedModel,
     CorruptFile,
+    DeprecatedName,
     FavourError,
+    FavourWarning,
     InvalidType,
     InvalidValue,
     MissingExtra,
     NoDensity,
+    NothingUncertain,
+    OutOfRange,
+    ReducedCovariance,
     ShapeMismatch,
+    SilencedDropout,
     UnknownName,
     UnsupportedOperation,
+    UntrustedBelief,
 )
 from favour.exported import Exported, load_exported
 from favour.exporting import export

@@ -1,7 +1,7 @@
 """Every error Favour raises derives from `FavourError` and from the built-in it resembles.
 
 So `except favour.FavourError` catches all of them, and code that already expects a `ValueError` or a
-`TypeError` keeps working.
+`TypeError` keeps working. Its warnings derive from `FavourWarning`, so that one filter holds for all of them.
 """
 
 
@@ -46,3 +46,35 @@ class CorruptFile(FavourError, ValueError):
 
 class MissingExtra(FavourError, ImportError):
     """An optional package is not installed; the message says which extra brings it."""
+
+
+class FavourWarning(UserWarning):
+    """The root of Favour's warnings: an answer is given, and something about it should be known."""
+
+
+class NothingUncertain(FavourWarning):
+    """The model has no noise that reaches its outputs: every variance is 0."""
+
+
+class UntrustedBelief(FavourWarning):
+    """Samples of the model disagree with its beliefs; the message gives the figures and what to do."""
+
+
+class ChangedModel(FavourWarning):
+    """The model was changed after it was compiled, in a way that a predictor cannot follow."""
+
+
+class ReducedCovariance(FavourWarning):
+    """A covariance holds less than what the model's outputs have; the message says what is left out."""
+
+
+class OutOfRange(FavourWarning):
+    """An approximation was used outside the range in which it holds."""
+
+
+class SilencedDropout(FavourWarning):
+    """Dropout that the model has was left out of its beliefs."""
+
+
+class DeprecatedName(FavourWarning, DeprecationWarning):
+    """A name that still works and will go."""
