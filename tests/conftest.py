@@ -4,6 +4,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+import favour
+
 # Examples are the same in every run, and a slow machine is not a failure.
 settings.register_profile(
     "favour", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
@@ -24,3 +26,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _self_check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`favour.compile` compares every predictor with samples, which thousands of tests do not need: those that do say
+    `@pytest.mark.self_check`, and a `check=` that a test gives always counts."""
+    if not request.node.get_closest_marker("self_check"):
+        monkeypatch.setitem(favour.compile.__kwdefaults__, "check", False)

@@ -27,6 +27,7 @@ from favour.errors import (
     ReducedCovariance,
     ShapeMismatch,
     SilencedDropout,
+    StalePredictor,
     UnknownName,
     UnsupportedOperation,
     UntrustedBelief,

@@ -38,7 +38,7 @@ def joint(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], group: int
         raise InvalidValue(f"`masks` is {masks!r}; it must be one of {', '.join(map(repr, MASKS))}.")
     leaves = predict._leaves(args, kwargs)
     if not torch.compiler.is_compiling():
-        predict.refresh()
+        predict.follow()
         check_inputs(predict.graph, leaves)
     batch = _rows(predict, leaves)
     q = _group(group, batch)

@@ -1,16 +1,7 @@
 """`favour.check`: the belief against fresh samples of the network itself, on the user's own inputs.
 
-With n draws of mean m̂, covariance S, variances ŝ² and fourth central moments k̂, and a belief N(μ, Σ):
+`favour.inspect.agreement` says how errors are measured, with the samples' own error subtracted. Beside them
 
-    z of a mean          (μ − m̂) / √(ŝ²/n)
-    z of a variance      (Σ_ii − ŝ²) / √((k̂ − ŝ⁴)/n)
-
-z beyond ±3 or so is no accident of sampling. But with n large enough every approximation is found out, so the verdict
-is about the size of the errors, after subtracting what the samples' own error contributes on average:
-
-    mean error           √ mean (z² − 1)/n                          in standard deviations of the output
-    variance error       √ mean [(Σ_ii − ŝ²)² − (k̂ − ŝ⁴)/n] / ŝ⁴    relative
-    covariance error     √ [(‖Σ − S‖² − (mean ‖d‖⁴ − ‖S‖²)/n) / ‖S‖²]    relative, Frobenius; d = draw − m̂
     ranking              Spearman's correlation over inputs of tr Σ with tr S
 """
 
@@ -25,8 +16,10 @@ from torch.utils import _pytree as pytree
 
 from favour.belief import Belief
 from favour.capture.graph import split_example
-from favour.covariance import flatten_event, square_root
+from favour.covariance import flatten_event
 from favour.errors import InvalidValue
+from favour.inspect.agreement import OUTPUTS, Tally
+from favour.inspect.live import live_difference
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,8 +29,9 @@ if TYPE_CHECKING:
 # What counts as small: a mean off by .15 standard deviations, a covariance as good as that of some 200 samples.
 MEAN_ERROR, COVARIANCE_ERROR, RANKING = 0.15, 0.15, 0.9
 
-_HELD = 2**24  # draws times outputs held at once
-_OUTPUTS = 64  # covariances are compared for so many outputs at most
+APART = 5.0  # a z-score beyond this is no accident, even among thousands
+
+_HELD = 2**23  # draws times outputs held at once
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,8 @@ class Check:
     """What `favour.check` found. Print it, or read its fields.
 
     Attributes:
-        verdict: One of `"trust it"`, `"trust the ranking only"`, `"use more rank"`, `"don't"`.
+        verdict: One of `"trust it"`, `"trust the ranking only"`, `"use more rank"`, `"don't"` and, where nothing is
+            uncertain, `"nothing to trust"`.
         reason: Why, in a sentence.
         n: Number of draws.
         mean, stddev: The belief's, (B, *event).
@@ -150,20 +145,26 @@ def check(
         raise InvalidValue(f"`n` is {n}; at least 10 draws are required for a z-score, and 1000 are better.")
     args, kwargs = split_example(x)
     with torch.no_grad():
+        difference = live_difference(predict, args, kwargs) if hasattr(predict, "graph") else None
         leaves = _leaves(predict(*args, **kwargs))
         place = _chosen(leaves, output)
         belief: Belief = leaves[place]
         if belief.batch_size == 0:
             raise InvalidValue("`x` is an empty batch; there is nothing to compare.")
-        rows = max(1, _HELD // (n * max(1, belief.event_shape.numel())))
+        outputs = max(1, belief.event_shape.numel())
+        rows = max(1, _HELD // (n * min(outputs, OUTPUTS)))
         parts = []
         for first in range(0, belief.batch_size, rows):
             part = slice(first, first + rows)
             some_args, some_kwargs = pytree.tree_map(lambda t, part=part: _rows(t, part, belief), (args, kwargs))
-            draws = _leaves(predict.sample(*some_args, n=n, generator=generator, **some_kwargs))[place]
-            parts.append(_compare(belief[part], draws))
+            tally = Tally(belief[part])
+            together = max(1, _HELD // (outputs * tally.belief.batch_size))
+            while tally.n < n:
+                count = min(together, n - tally.n)
+                tally.add(_leaves(predict.sample(*some_args, n=count, generator=generator, **some_kwargs))[place])
+            parts.append(tally.statistics())
     found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    return _judged(predict, belief, n, found)
+    return _judged(predict, belief, n, found, difference)
 
 
 def _rows(t: Any, part: slice, belief: Belief) -> Any:
@@ -184,39 +185,9 @@ def _chosen(leaves: list[Any], output: int | None) -> int:
     return place
 
 
-def _compare(belief: Belief, draws: Tensor) -> dict[str, Tensor]:
-    """Statistics per input, double precision; everything has the batch first."""
-    n = draws.shape[0]
-    draws = draws.double()
-    centre = draws.mean(0)
-    d = draws - centre
-    variance = d.square().sum(0) / (n - 1)
-    fourth = d.square().square().mean(0)
-    mean, predicted = belief.mean.double(), belief.variance.double()
-    # Rounding of the network's own dtype is no error of the belief: it bounds every standard error from below.
-    least = torch.finfo(belief.dtype).eps * (1 + mean.abs())
-    mean_se = torch.maximum((variance / n).sqrt(), least)
-    variance_se = torch.maximum(square_root(fourth - variance.square()) / n**0.5, least.square())
-    chosen = torch.arange(flatten_event(mean, 1).shape[1])
-    chosen = chosen[:: -(-len(chosen) // _OUTPUTS)]
-    flat = flatten_event(d, 2)[..., chosen].transpose(0, 1)  # (B, n, m)
-    sampled = flat.mT @ flat / (n - 1)
-    gap = belief.covariance_matrix.double()[:, chosen][:, :, chosen] - sampled
-    return {
-        "mean": mean,
-        "stddev": square_root(predicted),
-        "sampled_mean": centre,
-        "sampled_stddev": variance.sqrt(),
-        "mean_z": (mean - centre) / mean_se,
-        "variance_z": (predicted - variance) / variance_se,
-        "variance_gap": (predicted - variance).square() - variance_se.square(),
-        "covariance_gap": gap.square().sum((-2, -1)),
-        "covariance_noise": (flat.square().sum(-1).square().mean(-1) - sampled.square().sum((-2, -1))) / n,
-        "covariance_size": sampled.square().sum((-2, -1)),
-    }
-
-
-def _judged(predict: Predictor, belief: Belief, n: int, found: dict[str, Tensor]) -> Check:
+def _judged(
+    predict: Predictor, belief: Belief, n: int, found: dict[str, Tensor], difference: str | None = None
+) -> Check:
     variance = found["sampled_stddev"].square()
     live = variance > 0
     excess = (found["mean_z"].square() - 1)[live] / n
@@ -235,14 +206,27 @@ def _judged(predict: Predictor, belief: Belief, n: int, found: dict[str, Tensor]
     small = mean_error <= MEAN_ERROR and covariance_error <= COVARIANCE_ERROR
     ranked = ranking is not None and ranking >= RANKING
     method = next(iter(predict._choices.values())).method if predict._choices else predict.settings.method
-    if small and not silent.any():
-        verdict, reason = "trust it", "Mean and covariance agree with the samples."
+    if difference is not None:
+        verdict = "don't"
+        reason = (
+            f"The predictor does not describe the model: {difference}. Call `predict.refresh()`, or compile the model "
+            "again; what follows is about the graph that was captured."
+        )
+    elif not live.any() and not silent.any():
+        verdict = "nothing to trust"
+        reason = (
+            "Nothing is uncertain: neither belief nor samples vary at these inputs, so every standard deviation is 0. "
+            "Give the model dropout that is not 0, a `posterior`, or inputs that are Beliefs."
+        )
+    elif small and not silent.any():
+        verdict, reason = "trust it", _agreement(found, live)
     elif mean_error <= MEAN_ERROR and (method in ("dplr", "diag") or belief.directions is not None):
         verdict = "use more rank"
         lost = "more `directions`" if belief.directions is not None else "a larger `rank`, or method='adjoint'"
         order = " The ranking of inputs holds." if ranked else ""
         reason = (
-            f"Means agree, covariances do not, and method {method!r} forgets correlations: compile with {lost}.{order}"
+            f"Means are close, covariances are not, and method {method!r} forgets correlations: compile with "
+            f"{lost}.{order}"
         )
     elif ranked:
         verdict = "trust the ranking only"
@@ -261,6 +245,18 @@ def _judged(predict: Predictor, belief: Belief, n: int, found: dict[str, Tensor]
         covariance_error=covariance_error,
         covariance_errors=share.clamp(min=0).sqrt().to(belief.dtype),
         ranking=ranking,
+    )
+
+
+def _agreement(found: dict[str, Tensor], live: Tensor) -> str:
+    """Why a belief can be trusted: errors are small, whether or not so many samples can tell them from none."""
+    apart = [int((found[name][live].abs() > APART).sum()) for name in ("mean_z", "variance_z")]
+    limits = f"limits {MEAN_ERROR} standard deviations and {COVARIANCE_ERROR:.0%}"
+    if not any(apart):
+        return f"No difference from the samples is beyond chance (|z| > {APART:g}) at any input or output."
+    return (
+        f"Differences are small ({limits}), though not all are chance: {apart[0]} means and {apart[1]} variances of "
+        f"{int(live.sum())} differ by more than {APART:g} standard errors."
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,13 +14,17 @@ from torch.utils import _pytree as pytree
 from favour.capture.dynamic import Dynamic
 from favour.capture.graph import capture, split_example
 from favour.capture.node import Node
+from favour.errors import ReducedCovariance
+from favour.following import Origin
 from favour.head import find_head
+from favour.inspect.selfcheck import self_check, warn_of, warn_of_silence
+from favour.methods.choice import DEFAULT_RANK, outputs, predicted
 from favour.methods.settings import Settings
 from favour.plan import configure, truncate
 from favour.posterior import Posterior
 from favour.predictor import Predictor
 from favour.progress import Progress
-from favour.tensors import matched
+from favour.tensors import matched, named_tensors
 
 
 def compile(
@@ -40,7 +46,9 @@ def compile(
     memory: int | None = None,
     secant: bool | None = None,
     pairs: int = 0,
+    task: str | None = None,
     dynamic: Dynamic = None,
+    check: Any = True,
 ) -> Predictor:
     """Turn a trained network into a predictor of means and covariances.
 
@@ -67,12 +75,25 @@ def compile(
         pairs: Groups of draws (16, say) whose joint effects on one activation the reverse sweep adds; 0 for none. Takes
             secants too, and means and variances behind an activation then know the third and fourth cumulants that
             dropout leaves before it. Worth most at rates near ½, for the price of two more forward passes than groups.
+        task: What the outputs are, where it matters for what `"auto"` keeps of very many: `"classification"` for class
+            scores, of which it then follows the directions that class probabilities see. None: all outputs while
+            that is affordable, else `"dplr"`, with a warning (`favour.ReducedCovariance`).
         dynamic: Sizes besides the batch that may change, such as a sequence length or a resolution: True for all
             that the model does not fix, dimensions of every input such as `1` or `(2, 3)`, or a mapping from the
             name of an argument to those. `auto` chooses by the sizes of the example.
 
+        check: Whether to compare beliefs with some 200 samples of the network before returning, in about the time that
+            compiling took: True for the example's first inputs, or inputs of your own, given like the example. Warns
+            (`favour.UntrustedBelief`) where they disagree; `print(predict)` says what was found, or "not checked".
+            torch's global random state is left as it was.
+
     Returns:
         A `Predictor`; call it like the model.
+
+    Warns:
+        NothingUncertain: No noise reaches an output.
+        UntrustedBelief: Samples disagree with the beliefs.
+        ReducedCovariance: There are too many outputs for `"auto"` to keep all their correlations.
 
     On a terminal a line on the error stream says what goes on once this takes over two seconds.
 
@@ -97,32 +118,63 @@ def compile(
         memory=memory,
         secant=secant,
         pairs=pairs,
+        task=task,
     )
     settings.validate()
+    begin = time.perf_counter()
     with Progress(f"compiling {type(model).__name__}") as progress:
         progress.stage("capturing")
         graph = configure(capture(model, example, dynamic=dynamic), dropout)
         if at is not None:
             graph = truncate(graph, at)
         given = Posterior.wrap(posterior)
-        named = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
-        tensors = {name: tensor for group in named for name, tensor in group}
+        tensors = named_tensors(model)
         given.validate(tensors)
         predictor = Predictor(graph, settings, matched(given, tensors), model)
         progress.stage("first pass")
-        rehearse(predictor, example)
+        small = rehearse(predictor, example)
+        predictor.follow_structure(Origin.of(model, small, dynamic, dropout, at))
+        if predictor.is_certain:
+            warn_of_silence(predictor, stacklevel=3)
+            return predictor
+        warn_of_reduction(predictor, stacklevel=3)
+        if check is not False:
+            progress.stage("checking against samples")
+            seconds = time.perf_counter() - begin
+            predictor.checked = self_check(predictor, example if check is True else check, seconds)
+            warn_of(predictor, predictor.checked, stacklevel=3)
     return predictor
 
 
-def rehearse(predict: Predictor, example: Any) -> None:
-    """Run once on a small example: plans, caches and starts are made, and what cannot work fails now."""
+def warn_of_reduction(predict: Predictor, stacklevel: int) -> None:
+    """Say what is lost where `auto` found too many outputs for their whole covariance."""
+    choice = predict.choice
+    if choice is None or predict.settings.method != "auto" or choice.method != "dplr":
+        return
+    plan = predict.plain_plan
+    n = sum(plan.entries(o.shape) for o in outputs(plan))
+    rank = predict.settings.rank or DEFAULT_RANK["dplr"]
+    everything = predicted(plan, predict.settings, "adjoint", n)
+    warnings.warn(
+        f"{n} outputs are too many for their whole covariance by default (about {everything:.0f} forward passes with "
+        f"method='adjoint'), so 'dplr' is taken: of the correlations between outputs a rank of {rank} is kept, and "
+        "variances are those of a forward sweep. If these are class scores, "
+        "task='classification' keeps what probabilities see of them; otherwise method='adjoint' keeps "
+        "everything, `directions` what you name, and method='dplr' with your own `rank` says that this is meant.",
+        ReducedCovariance,
+        stacklevel=stacklevel,
+    )
+
+
+def rehearse(predict: Predictor, example: Any) -> Any:
+    """Run once on a small example, and return it: plans, caches and starts are made, what cannot work fails now."""
     args, kwargs = split_example(example)
     batch = next(t.shape[0] for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.ndim)
     given, (output, *_) = predict.settings.directions, predict.graph.outputs
     by_input = isinstance(given, Tensor) and isinstance(output, Node) and given.ndim > len(output.shape or ())
     rows = batch if by_input else 2  # directions (k, batch, *event) go with the whole example
     args, kwargs = pytree.tree_map(
-        lambda t: t[:rows] if isinstance(t, Tensor) and t.ndim and t.shape[0] == batch else t, (args, kwargs)
+        lambda t: t[:rows].clone() if isinstance(t, Tensor) and t.ndim and t.shape[0] == batch else t, (args, kwargs)
     )
     # The example's values mean nothing: it may be an uninitialised tensor.
     args, kwargs = pytree.tree_map(
@@ -138,3 +190,4 @@ def rehearse(predict: Predictor, example: Any) -> None:
         if predict.settings.memory is not None:
             predict(*args, **kwargs)
         find_head(predict)
+    return kwargs if isinstance(example, dict) else args

@@ -17,6 +17,7 @@ from favour.plan import configure
 from favour.posterior import Posterior
 from favour.predictor import Predictor
 from favour.sampling import check_count
+from favour.tensors import named_tensors
 
 # Capturing takes a second or so; the weak reference lets the model go.
 _captured: weakref.WeakKeyDictionary[nn.Module, tuple[Any, dict[Any, Graph]]] = weakref.WeakKeyDictionary()
@@ -93,7 +94,6 @@ def sample(
         raise InvalidType(f"`model` is a {type(model).__name__}; favour.sample takes a torch.nn.Module.")
     args, kwargs = split_example(x)
     given = Posterior.wrap(posterior)
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    given.validate(tensors)
+    given.validate(named_tensors(model))
     graph = configure(_capture_once(model, x, *pytree.tree_flatten((args, kwargs))), dropout)
     return Predictor(graph, settings, given, model).sample(*args, n=n, generator=generator, **kwargs)

@@ -36,6 +36,10 @@ class CaptureError(FavourError, RuntimeError):
     """`torch.export` could not capture the model."""
 
 
+class StalePredictor(FavourError, RuntimeError):
+    """The model was changed after it was compiled, so that the predictor no longer describes it."""
+
+
 class NoDensity(FavourError, ValueError):
     """The distribution is degenerate, so it has no density with respect to Lebesgue measure."""
 

@@ -8,6 +8,7 @@ moving it to another device or dtype gives it copies of its own and leaves the m
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,8 +21,10 @@ from favour import across
 from favour.attribution import Attribution
 from favour.belief import Belief
 from favour.capture.node import Graph, Node
-from favour.errors import InvalidType, InvalidValue
+from favour.errors import ChangedModel, FavourError, InvalidType, InvalidValue, StalePredictor
+from favour.following import Origin, Structure, Values
 from favour.head import Head, draws, find_head, probabilities
+from favour.inspect.selfcheck import SelfCheck
 from favour.joint import Joint, concatenated, split
 from favour.methods.choice import Choice, choose
 from favour.methods.engine import Settings, infer, infer_parts
@@ -38,10 +41,13 @@ from favour.tensors import (
     check_inputs,
     graph_values,
     kept_value,
+    named_tensors,
     renamed,
     version_of,
 )
 from favour.value import Context, Value
+
+_AGAIN = "Call `predict.refresh()` to take it over, or compile the model again."
 
 
 class Predictor(nn.Module):
@@ -64,22 +70,46 @@ class Predictor(nn.Module):
         self._cache: dict[tuple[str, str], Cached] = {}
         self._starts: dict[str, Tensor] = {}
         self._checked: dict[str, tuple[Tensor, int | None]] = {}
+        self._seen = Values()
+        self._origin: Origin | None = None  # how the graph was made, where the model is at hand
         self._sampler: Sampler | None = None
         # The layers that `probabilities` samples, by the number of draws.
         self._heads: tuple[Graph, dict[int | None, Head | None]] | None = None
         self._sizes: dict[str, int] = {}  # of the example, for `auto`
         self._warm = True  # whether what is kept between calls exists, so that memory can be measured
-        self._scores = True  # whether outputs may be class scores
+        self.checked = SelfCheck()  # against samples, when it was compiled
         self._together: list[Predictor] = []  # over all outputs at once, in a list for the same reason
+        self._as_classes: list[Predictor] = []  # over class scores, likewise
         self._keywords: list[str] = list(pytree.tree_unflatten([None] * graph.in_spec.num_leaves, graph.in_spec)[1])
 
     def extra_repr(self) -> str:
-        """The settings that were asked for, and what `auto` chose."""
+        """The settings that were asked for, what `auto` chose, and what the check at compile time found."""
         asked = self.settings.asked()
-        choice = self._choices.get(frozenset())
-        if choice is not None:
-            asked.append(f"takes {choice.method}, predicted {choice.forwards:.1f} forward passes")
+        if self.choice is not None:
+            asked.append(f"takes {self.choice.method}, predicted {self.choice.forwards:.1f} forward passes")
+        asked.append("nothing is uncertain" if self.is_certain else str(self.checked))
         return ", ".join(asked)
+
+    @property
+    def choice(self) -> Choice | None:
+        """The method for plain inputs, its covectors and predicted cost; None before the first plan is made."""
+        return self._choices.get(frozenset())
+
+    @property
+    def plain_plan(self) -> Plan:
+        """The steps for inputs that are no beliefs."""
+        return self._plan(frozenset(), self.posterior())
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether no noise reaches an output for plain inputs."""
+        plan = self.plain_plan
+        return not any(isinstance(o, Node) and o in plan.uncertain for o in plan.outputs)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the predictor's tensors are; the CPU if it has none."""
+        return next((t.device for _, t in self.store.named_tensors()), torch.device("cpu"))
 
     # ------------------------------------------------------------------ tensors
 
@@ -98,19 +128,79 @@ class Predictor(nn.Module):
         for name, tensor in self.graph.constants.items():
             self.store.put(f"constant.{name}", tensor)
 
-    def refresh(self) -> None:
-        """Pick up tensors that were replaced in the model, and check changed ones for NaN and infinity.
+    def follow(self) -> None:
+        """Take over what changed in the model since the last call; every eager prediction begins with this.
 
-        Called by every eager prediction. A predictor inside `torch.compile` reads the tensors in place, and
-        needs this only after `load_state_dict(assign=True)`.
+        Raises:
+            InvalidValue: A parameter holds NaN or infinity.
+            StalePredictor: Rates, modules or hooks were changed, and with them what the model computes.
         """
         for name, (owner, attribute) in self._owners.items():
-            tensor = getattr(owner, attribute)
+            tensor = getattr(owner, attribute, None)
+            if not isinstance(tensor, Tensor):
+                raise StalePredictor(f"the model has no tensor `{name}` any more; {_AGAIN}")
             if tensor is not self.store.take(name):
                 self.store.put(name, tensor)
+        tensors = {name: self.store.take(name) for name in self._owners}
+        tensors |= {name: getattr(owner, attribute) for name, (owner, attribute) in self._spreads.items()}
+        if not self._owners:
+            tensors = {name: t for name, t in self.store.named_tensors() if t.is_floating_point()}
+        if self._seen.changed(tensors.values()):
+            self.forget()
+        for name, tensor in tensors.items():
             self._check_finite(name, tensor)
-        for name, (owner, attribute) in self._spreads.items():
-            self._check_finite(name, getattr(owner, attribute))
+        if self._origin is not None and not self._origin.structure.same():
+            self._check_structure(self._origin)
+
+    def follow_structure(self, origin: Origin) -> None:
+        """Watch the model for changes of its structure from here on."""
+        self._origin = origin
+
+    def _check_structure(self, origin: Origin) -> None:
+        try:
+            changes = origin.changes(self.graph, origin.graph)
+        except FavourError as error:
+            listed = "; ".join(sentence for _, _, sentence in origin.structure.differences())
+            warnings.warn(
+                f"the model was changed after it was compiled ({listed}), and can no longer be captured, so this "
+                f"prediction is of the model as it was: {str(error).splitlines()[0]}",
+                ChangedModel,
+                stacklevel=4,
+            )
+            return
+        if changes:
+            raise StalePredictor(f"the model was changed after it was compiled: {'; '.join(changes)}. {_AGAIN}")
+
+    def refresh(self) -> None:
+        """Take over the model as it is now, whatever was changed and however.
+
+        Everything derived from weights is forgotten, and where rates, modules or hooks differ the model is captured
+        again, which takes as long as `favour.compile`. Needed after such changes, and after writes through `.data` or a
+        numpy view to a few entries of a large tensor, which are not always noticed. A predictor inside `torch.compile`
+        reads tensors in place, and needs this after `load_state_dict(assign=True)` too.
+        """
+        self.forget()
+        origin = self._origin
+        if origin is not None and not origin.structure.same():
+            graph = origin.graph()
+            self.given.validate(named_tensors(origin.model))
+            self.graph = graph
+            origin.structure = Structure(origin.model)
+            known, self._plans, self._choices, self._sampler, self._heads = tuple(self._plans), {}, {}, None, None
+            self._together.clear()
+            self._as_classes.clear()
+            self._owners, self._spreads, self.store = {}, {}, Store()
+            self._link(origin.model)
+            self.prepare(known)
+        self.follow()
+
+    def forget(self) -> None:
+        """Drop everything that was derived from the values of tensors."""
+        self._cache.clear()
+        self._checked.clear()
+        for head in (self._heads or (None, {}))[1].values():
+            if head is not None:
+                head.tables = None
 
     def _check_finite(self, name: str, tensor: Tensor) -> None:
         """Once for every version of a tensor."""
@@ -140,7 +230,7 @@ class Predictor(nn.Module):
             tensor = self.store.take(name)
             copy = tensor.detach().clone()
             self.store.put(name, nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy)
-        self._linked, self._bayesian, self._owners, self._spreads = [], [], {}, {}
+        self._linked, self._bayesian, self._owners, self._spreads, self._origin = [], [], {}, {}, None
         super()._apply(fn, recurse)
         floats = next((t for t in self.store.parameters() if t.is_floating_point()), None)
         if floats is not None:
@@ -149,6 +239,7 @@ class Predictor(nn.Module):
             self.graph = converted(self.graph, dtypes)
         known, self._plans, self._sampler = tuple(self._plans), {}, None
         self._together.clear()
+        self._as_classes.clear()
         self._cache.clear()
         self._starts = {k: fn(v) for k, v in self._starts.items()}
         self.prepare(known)
@@ -168,7 +259,7 @@ class Predictor(nn.Module):
         """Predict; the arguments are the model's, and any tensor among them may be a `Belief`."""
         leaves = self._leaves(args, kwargs)
         if not torch.compiler.is_compiling():
-            self.refresh()
+            self.follow()
             check_inputs(self.graph, leaves)
         posterior = self.posterior()
         pieces = [self._predict(part, posterior) for part in slices(self, leaves, posterior)]
@@ -184,7 +275,10 @@ class Predictor(nn.Module):
             `directions` do not apply.
         """
         if not self._together:
-            self._together.append(self._concatenated())
+            settings = replace(self.settings, directions=None, task=None)
+            self._together.append(self._twin(concatenated(self.graph), settings))
+        if not torch.compiler.is_compiling():
+            self.follow()
         results = self._together[0](*args, **kwargs)
         return split(self.graph, results, self._bound_sizes(self._leaves(args, kwargs)))
 
@@ -211,13 +305,24 @@ class Predictor(nn.Module):
         """
         return across.joint(self, args, kwargs, group, masks)
 
-    def _concatenated(self) -> Predictor:
-        """A predictor of all outputs in one vector that shares this one's tensors."""
-        twin = Predictor(concatenated(self.graph), replace(self.settings, directions=None), self.given, None)
+    def _twin(self, graph: Graph, settings: Settings) -> Predictor:
+        """A predictor of another graph or by another method that shares this one's tensors."""
+        twin = Predictor(graph, settings, self.given, None)
         twin.store, twin._linked, twin._owners, twin._spreads = self.store, self._linked, self._owners, self._spreads
-        twin._bayesian = self._bayesian
-        twin._cache, twin._starts, twin._sizes, twin._scores = self._cache, self._starts, self._sizes, False
+        twin._bayesian, twin._origin = self._bayesian, None  # it is asked by this one, which follows the model
+        twin._cache, twin._starts, twin._sizes = self._cache, self._starts, self._sizes
         return twin
+
+    def _classifier(self) -> Predictor:
+        """The predictor to ask for probabilities: where `auto` compressed very many outputs, one that follows what a
+        softmax sees of them."""
+        choice = self.choice
+        if self.settings.method != "auto" or choice is None or choice.method != "dplr":
+            return self
+        if not self._as_classes:
+            self._as_classes.append(self._twin(self.graph, replace(self.settings, task="classification")))
+            self._as_classes[0].prepare()
+        return self._as_classes[0]
 
     def probabilities(
         self, *args: Any, kind: str | None = None, estimator: str = "auto", draws: int | None = None, **kwargs: Any
@@ -233,10 +338,13 @@ class Predictor(nn.Module):
             draws: At least so many draws of the head, instead of as many as take a forward pass. Their average has
                 the error of an average: a negative log-likelihood is off by a multiple of one over their number.
         """
+        if not torch.compiler.is_compiling():
+            self.follow()
+        by = self._classifier()
         if torch.is_grad_enabled() or torch.is_inference_mode_enabled() or torch.compiler.is_compiling():
-            return probabilities(self, args, kwargs, kind, estimator, draws)
+            return probabilities(by, args, kwargs, kind, estimator, draws)
         with torch.inference_mode():  # with a single input this saves a quarter of the head's time
-            p = probabilities(self, args, kwargs, kind, estimator, draws)
+            p = probabilities(by, args, kwargs, kind, estimator, draws)
         return p.clone()  # an ordinary tensor again
 
     def draws(self, *args: Any, n: int | None = None, **kwargs: Any) -> Tensor:
@@ -266,7 +374,7 @@ class Predictor(nn.Module):
             An `Attribution` for each output, in the structure of the model's output.
         """
         leaves = self._leaves(args, kwargs)
-        self.refresh()
+        self.follow()
         check_inputs(self.graph, leaves)
         posterior = self.posterior()
         plan, values, sources = self._bound(leaves, posterior)
@@ -375,7 +483,7 @@ class Predictor(nn.Module):
         if uncertain not in self._plans:
             self._plans[uncertain] = make_plan(self.graph, uncertain, posterior)
             self._plans[uncertain].sizes = dict(self._sizes)
-            self._choices[uncertain] = choose(self._plans[uncertain], self.settings, self._scores)
+            self._choices[uncertain] = choose(self._plans[uncertain], self.settings)
         return self._plans[uncertain]
 
     def _cached(self, step: str, name: str, tensor: Tensor, function: Any) -> Any:
@@ -393,7 +501,7 @@ class Predictor(nn.Module):
     def sample(self, *args: Any, n: int, generator: torch.Generator | None = None, **kwargs: Any) -> Any:
         """Draw n outputs of the network itself (not of the belief), (n, batch, *event)."""
         leaves = self._leaves(args, kwargs)
-        self.refresh()
+        self.follow()
         check_inputs(self.graph, leaves)
         if any(isinstance(leaf, Belief) for leaf in leaves):
             raise InvalidType("sampling takes plain tensors; draw from the input belief first.")

@@ -3,7 +3,7 @@ terms."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,11 @@ class Store(nn.Module):
     def take(self, name: str) -> Tensor:
         return getattr(self, name.replace(".", "/"))
 
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Everything that was put in, by the model's names."""
+        for name, tensor in (*self.named_parameters(), *self.named_buffers()):
+            yield name.replace("/", "."), tensor
+
 
 @dataclass
 class Cached:
@@ -64,6 +69,12 @@ def kept_value(cache: MutableMapping[Any, Cached], key: Any, tensor: Tensor, fun
         with torch.inference_mode(False), torch.no_grad():
             known = cache[key] = Cached(tensor, version, function(tensor))
     return known.value
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """A model's parameters and buffers, under all their names."""
+    named = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    return {name: tensor for group in named for name, tensor in group}
 
 
 def matched(posterior: Posterior, parameters: Mapping[str, Tensor]) -> Posterior:

@@ -38,6 +38,7 @@ __all__ = [
     "Graph",
     "Node",
     "capture",
+    "copied_structure",
     "draws_numbers",
     "nodes_in",
     "replace_nodes",
@@ -64,7 +65,7 @@ def split_example(example: Any) -> tuple[tuple, dict[str, Any]]:
     )
 
 
-def _copy_structure(model: nn.Module) -> nn.Module:
+def copied_structure(model: nn.Module) -> nn.Module:
     """Copy the module objects, share every tensor."""
     memo: dict[int, Any] = {}
     for module in model.modules():
@@ -134,7 +135,7 @@ def capture(model: nn.Module, example: Any, *, dynamic: Dynamic = None) -> Graph
     leaves = [_widen(leaf, batch) for leaf in leaves]
     args, kwargs = pytree.tree_unflatten(leaves, in_spec)
 
-    clone = _copy_structure(model)
+    clone = copied_structure(model)
     _set_capture_flags(clone)
     put_batch_first(clone)
     check_recurrent(clone)

@@ -83,6 +83,10 @@ class Covariance(ABC):
         """Σ as (B, n, n)."""
 
     @abstractmethod
+    def submatrix(self, entries: Tensor) -> Tensor:
+        """Σ of these m entries of the flattened event alone, (B, m, m): never n × n unless stored so."""
+
+    @abstractmethod
     def _matmul(self, v: Tensor) -> Tensor: ...  # here and below vectors are (B, F, n)
 
     @abstractmethod

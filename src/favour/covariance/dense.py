@@ -74,6 +74,9 @@ class Dense(Covariance):
     def dense(self) -> Tensor:
         return self.matrix
 
+    def submatrix(self, entries: Tensor) -> Tensor:
+        return self.matrix[:, entries][:, :, entries]
+
     def _matmul(self, v: Tensor) -> Tensor:
         return v @ self.matrix.mT
 

@@ -54,6 +54,10 @@ class DiagonalPlusFactor(Structured):
     def dense(self) -> Tensor:
         return torch.diag_embed(self._lam) + self._u @ self._u.mT
 
+    def submatrix(self, entries: Tensor) -> Tensor:
+        u = self._u[:, entries]
+        return torch.diag_embed(self._lam[:, entries]) + u @ u.mT
+
     def _matmul(self, v: Tensor) -> Tensor:
         return v * self._lam.unsqueeze(-2) + (v @ self._u) @ self._u.mT
 

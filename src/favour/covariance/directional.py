@@ -78,6 +78,15 @@ class Directional(Structured):
         eye = torch.eye(self._lam.shape[-1], dtype=self.dtype, device=self.device)
         return self._gram(eye.expand(self.batch_size, -1, -1))
 
+    def submatrix(self, entries: Tensor) -> Tensor:
+        # (PDP)_ij = δ_ij d_i − (d_i + d_j) q_i·q_j + q_iᵀ(QᵀDQ)q_j
+        u, d = self._u, self._lam
+        q, own = u[:, entries], d[:, entries]
+        if self.rank == d.shape[-1]:
+            return q @ self.core @ q.mT
+        middle = self.core + (u * d.unsqueeze(-1)).mT @ u
+        return torch.diag_embed(own) - (own.unsqueeze(-1) + own.unsqueeze(-2)) * (q @ q.mT) + q @ middle @ q.mT
+
     def _matmul(self, v: Tensor) -> Tensor:
         rest = self._project(self._project(v) * self._lam.unsqueeze(-2))
         return (v @ self._u) @ self.core.mT @ self._u.mT + rest

@@ -166,7 +166,7 @@ def private(predict: Predictor | Calibrated) -> Predictor | Calibrated:
             f"`export` takes a predictor of `favour.compile`, `favour.load` or `favour.calibrate`, got "
             f"{type(predict).__name__}."
         )
-    predict.refresh()
+    predict.follow()
     store = {name.replace("/", "."): t.detach().cpu() for name, t in predict.store.state_dict().items()}
     floats = next((t for t in store.values() if t.is_floating_point()), torch.zeros(()))
     posterior = predict.posterior().to(device=torch.device("cpu"), dtype=floats.dtype)
@@ -174,7 +174,7 @@ def private(predict: Predictor | Calibrated) -> Predictor | Calibrated:
     for name, tensor in store.items():
         copy.store.put(name, tensor)
     copy._starts = {name: t.detach().cpu() for name, t in predict._starts.items()}
-    copy._sizes, copy._scores = dict(predict._sizes), predict._scores
+    copy._sizes = dict(predict._sizes)
     return copy
 
 

@@ -88,7 +88,7 @@ def _drawn(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | 
         )
     leaves = predict._leaves(args, kwargs)
     if not torch.compiler.is_compiling():
-        predict.refresh()
+        predict.follow()
         check_inputs(predict.graph, leaves)
     posterior = predict.posterior()
     variances = _variances(head, posterior)

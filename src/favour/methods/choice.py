@@ -6,9 +6,10 @@ The unit of cost is one forward pass. With t the share of it that lies behind th
     dplr, rank r, K iterations    1 + t(1 + r + 2rK)
 
 where t₂ is the share that an activation follows, both beside the element-wise work, which is the same. The reverse
-sweep over all n outputs is exact for its surrogates, so it is taken while it stays affordable. With more outputs it is
-taken over the leading directions of a softmax and the common shift of all scores (`directions`) if the output looks
-like class scores (one axis); else `dplr` gives every output's marginal and the leading correlations.
+sweep over all n outputs is exact for its surrogates, so it is taken while it stays affordable: in forward passes, or
+in multiplications for each input where the network is small. With more outputs that are class scores (`task`) it is
+taken over the leading directions of a softmax and the common shift of all scores (`directions`); else `dplr` gives
+every output's marginal and the leading correlations.
 `benchmarks/choice.py` compares these predictions with measured times.
 """
 
@@ -27,6 +28,9 @@ DEFAULT_RANK = {"dplr": 4, "adjoint": 0}
 
 # `auto` goes through all outputs while that is predicted to cost at most this many forward passes.
 AFFORDABLE = 24.0
+
+# Or this many multiplications for each input, whatever that is in forward passes: some milliseconds on one core.
+SMALL = 2e7
 
 # `auto` takes secants while that is predicted to cost at most this many forward passes.
 SECANT = 0.5
@@ -98,8 +102,8 @@ def outputs(plan: Plan) -> list[Node]:
     return [o for o in plan.outputs if isinstance(o, Node) and o in plan.uncertain and o.shape is not None]
 
 
-def choose(plan: Plan, settings: Settings, scores: bool = True) -> Choice:
-    """The method to run; `scores` says whether an output with one axis may be taken for class scores."""
+def choose(plan: Plan, settings: Settings) -> Choice:
+    """The method to run."""
     uncertain = outputs(plan)
     n = sum(plan.entries(o.shape) for o in uncertain)
     if settings.method not in ("auto", "adjoint"):
@@ -115,7 +119,11 @@ def choose(plan: Plan, settings: Settings, scores: bool = True) -> Choice:
     every = swept(None)
     if settings.method == "adjoint" or every.forwards <= AFFORDABLE:
         return every
-    asked = settings.secant or settings.pairs  # what only the reverse sweep has
-    if scores and all(o.shape is not None and len(o.shape) == 2 for o in uncertain):
+    if settings.task == "classification" and all(o.shape is not None and len(o.shape) == 2 for o in uncertain):
         return swept(DIRECTIONS + 1, shift=True)
-    return every if asked else Choice("dplr", None, predicted(plan, settings, "dplr", n))
+    asked = settings.secant or settings.pairs  # what only the reverse sweep has
+    work = every.forwards * sum(multiplications(step.node, plan.sizes) for step in plan.steps)
+    entries = every.forwards * sum(plan.entries(step.node.shape) for step in plan.steps)
+    if asked or max(work, 10 * entries) <= SMALL:
+        return every
+    return Choice("dplr", None, predicted(plan, settings, "dplr", n))

@@ -13,6 +13,7 @@ from favour.errors import InvalidType, InvalidValue
 METHODS = ("auto", "adjoint", "dplr", "full", "diag")
 ACTIVATIONS = ("price", "matched", "taylor")
 PRECISIONS = (None, "tf32", "bf16")
+TASKS = (None, "classification", "regression")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Settings:
     memory: int | None = None
     secant: bool | None = None
     pairs: int = 0
+    task: str | None = None
 
     def asked(self) -> list[str]:
         """What differs from the defaults, in words.
@@ -73,6 +75,8 @@ class Settings:
             )
         if self.precision not in PRECISIONS:
             raise InvalidValue(f"`precision` is {self.precision!r}; choose None, 'tf32' or 'bf16'.")
+        if self.task not in TASKS:
+            raise InvalidValue(f"`task` is {self.task!r}; choose None, 'classification' or 'regression'.")
         named = self.start is None or (isinstance(self.start, str) and self.start in ("warm", "random"))
         if not named and not isinstance(self.start, Mapping):
             raise InvalidValue(

@@ -1,0 +1,137 @@
+"""How far a belief is from draws, and how well that is known.
+
+With n draws of mean m̂, covariance S, variances ŝ² and fourth central moments k̂, and a belief N(μ, Σ):
+
+    z of a mean          (μ − m̂) / √(ŝ²/n)
+    z of a variance      (Σ_ii − ŝ²) / √((k̂ − ŝ⁴)/n)
+
+z beyond ±3 or so is no accident of sampling. But with n large enough every approximation is found out, so verdicts
+are about the size of the errors, after subtracting what the samples' own error contributes on average:
+
+    mean error           √ mean (z² − 1)/n                          in standard deviations of the output
+    variance error       √ mean [(Σ_ii − ŝ²)² − (k̂ − ŝ⁴)/n] / ŝ⁴    relative
+    covariance error     √ [(‖Σ − S‖² − e)/(‖S‖² − e)]              relative, Frobenius; d = draw − m̂ and
+                                                                    e = (mean ‖d‖⁴ − ‖S‖²)/n
+
+Sums of powers are taken around the belief's own mean, in double precision, draw by draw, so nothing but a few chosen
+outputs of every draw is held. Standard errors come from leaving out one of `GROUPS` groups of draws at a time: draws
+are independent of each other whatever the inputs share.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from favour.belief import Belief
+from favour.covariance import Directional, flatten_event, square_root
+
+OUTPUTS = 64  # covariances are compared for so many outputs at most
+GROUPS = 10
+
+
+class Tally:
+    """Sums over draws, for some rows of a batch.
+
+    Args:
+        belief: Over these rows.
+        claimed: Compare covariances as far as the belief claims to know them: along its directions, if it has some.
+        variances: Compare variances alone.
+    """
+
+    def __init__(self, belief: Belief, claimed: bool = False, variances: bool = False) -> None:
+        self.belief, self.variances = belief, variances
+        self.mean = belief.mean.double()
+        n = flatten_event(self.mean, 1).shape[1]
+        step = -(-n // OUTPUTS)
+        self.entries = torch.arange(0, n, max(1, step), device=belief.device)
+        self.basis: Tensor | None = None
+        if claimed and isinstance(belief.covariance, Directional):
+            self.basis = flatten_event(belief.covariance.basis, 2).double()  # (k, B, n)
+            self.covariance = belief.covariance.core.double()
+        else:
+            self.covariance = belief.covariance.submatrix(self.entries).double()  # (B, m, m)
+        self.n = 0
+        self._sums = [torch.zeros_like(self.mean) for _ in range(4)]
+        self._kept: list[Tensor] = []
+
+    def add(self, draws: Tensor) -> None:
+        """Count draws (k, B, *event)."""
+        d = draws.double() - self.mean
+        power = d
+        for total in self._sums:
+            total += power.sum(0)
+            power = power * d
+        self.n += len(draws)
+        flat = flatten_event(d, 2)
+        kept = flat[..., self.entries] if self.basis is None else torch.einsum("sbn,kbn->sbk", flat, self.basis)
+        self._kept.append(kept)
+
+    def chosen(self) -> Tensor:
+        """The chosen outputs, or directions, of every draw less the belief's mean, (n, B, m)."""
+        return torch.cat(self._kept)
+
+    def statistics(self) -> dict[str, Tensor]:
+        """Per input, double precision; everything has the batch first."""
+        n, mean = self.n, self.mean
+        shift, second, third, fourth = (total / n for total in self._sums)
+        variance = (second - shift.square()).clamp(min=0) * n / (n - 1)
+        central = fourth - 4 * shift * third + 6 * shift.square() * second - 3 * shift.square().square()
+        # Rounding of the network's own dtype is no error of the belief: it bounds every standard error from below.
+        least = torch.finfo(self.belief.dtype).eps * (1 + mean.abs())
+        variance = torch.where(variance > least.square(), variance, 0)
+        mean_se = torch.maximum((variance / n).sqrt(), least)
+        variance_se = torch.maximum(square_root((central - variance.square()).clamp(min=0)) / n**0.5, least.square())
+        predicted = self.belief.variance.double()
+        gap, noise, size = _covariance_terms(self.covariance, self.chosen(), self.variances)
+        return {
+            "mean": mean,
+            "stddev": square_root(predicted),
+            "sampled_mean": mean + shift,
+            "sampled_stddev": variance.sqrt(),
+            "mean_z": -shift / mean_se,
+            "variance_z": (predicted - variance) / variance_se,
+            "variance_gap": (predicted - variance).square() - variance_se.square(),
+            "covariance_gap": gap,
+            "covariance_noise": noise,
+            "covariance_size": size,
+        }
+
+    def errors(self) -> tuple[Tensor, Tensor]:
+        """Squared errors of mean and covariance over all rows and chosen outputs, (2,), and their standard errors."""
+        draws = self.chosen()
+        whole = _squared_errors(self.covariance, draws, self.variances)
+        groups = draws[: len(draws) // GROUPS * GROUPS].unflatten(0, (GROUPS, -1))
+        others = [torch.cat([*groups[:i], *groups[i + 1 :]]) for i in range(GROUPS)]
+        left_out = torch.stack([_squared_errors(self.covariance, some, self.variances) for some in others])
+        spread = (left_out - left_out.mean(0)).square().sum(0) * (GROUPS - 1) / GROUPS
+        return whole, spread.sqrt()
+
+
+def _covariance_terms(covariance: Tensor, draws: Tensor, variances: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """‖Σ − S‖², e and ‖S‖² − e for each row, of the diagonals alone if `variances`; `draws` are (n, B, m)."""
+    n = len(draws)
+    d = (draws - draws.mean(0)).transpose(0, 1)  # (B, n, m)
+    if variances:
+        sampled = d.square().sum(1) / (n - 1)
+        size, fourth = sampled.square().sum(-1), d.square().square().mean(1).sum(-1)
+        gap = (covariance.diagonal(dim1=-2, dim2=-1) - sampled).square().sum(-1)
+    else:
+        sampled = d.mT @ d / (n - 1)
+        size, fourth = sampled.square().sum((-2, -1)), d.square().sum(-1).square().mean(-1)
+        gap = (covariance - sampled).square().sum((-2, -1))
+    noise = (fourth - size).clamp(min=0) / n
+    return gap, noise, torch.maximum(size - noise, 0.1 * size)
+
+
+def _squared_errors(covariance: Tensor, draws: Tensor, variances: bool) -> Tensor:
+    n = len(draws)
+    shift = draws.mean(0)
+    variance = (draws - shift).square().sum(0) / (n - 1)
+    live = variance > 0
+    means = (shift.square() / torch.where(live, variance, 1) - 1 / n)[live]
+    gap, noise, size = _covariance_terms(covariance, draws, variances)
+    rows = size > 0
+    shares = ((gap - noise) / torch.where(rows, size, 1))[rows]
+    zero = draws.new_zeros(())
+    return torch.stack([means.mean() if len(means) else zero, shares.mean() if len(shares) else zero])

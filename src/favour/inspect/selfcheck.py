@@ -1,0 +1,229 @@
+"""The short check of every new predictor against samples of its network.
+
+`favour.compile` draws up to `DRAWS` samples of a few inputs with a generator of its own and compares them with the
+beliefs, as `favour.check` does. It takes about as long as compiling did at most: with a network that is dear to sample
+there are fewer inputs, then fewer draws, and below `FEWEST` nothing is said. A belief is called untrusted where an
+error is larger than `LARGE` and, two of its standard errors taken off, larger than `SMALL`: means in standard
+deviations, covariances relative in the Frobenius norm. `benchmarks/selfcheck.py` measures how many bad beliefs are
+found so, and how many good ones are suspected.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from favour.belief import Belief
+from favour.capture.graph import split_example
+from favour.errors import FavourError, NothingUncertain, UntrustedBelief
+from favour.inspect.agreement import Tally
+from favour.inspect.live import live_difference
+
+if TYPE_CHECKING:
+    from favour.predictor import Predictor
+
+DRAWS, FEWEST, CHUNK = 200, 60, 20
+INPUTS = 8
+LEAST_SECONDS = 1.0
+LARGE, SMALL = 0.2, 0.1  # of an error, and of its lower confidence bound
+
+_SEED = 20_231
+
+
+@dataclass(frozen=True)
+class SelfCheck:
+    """What the check at compile time found.
+
+    Attributes:
+        n: Draws; 0 if there was no check.
+        inputs: How many inputs were drawn for.
+        mean_error, covariance_error: The largest over the model's outputs, sampling error subtracted.
+        mean_bound, covariance_bound: The same less two standard errors.
+        problem: What is wrong besides, in a sentence.
+        reason: Why there was no check.
+        compared: `"covariances"`, or `"variances"` alone where the method keeps few correlations.
+    """
+
+    n: int = 0
+    inputs: int = 0
+    mean_error: float = 0.0
+    covariance_error: float = 0.0
+    mean_bound: float = 0.0
+    covariance_bound: float = 0.0
+    problem: str = ""
+    reason: str = ""
+    compared: str = "covariances"
+
+    @property
+    def trusted(self) -> bool:
+        """Whether nothing was found."""
+        mean = self.mean_error > LARGE and self.mean_bound > SMALL
+        return not (self.problem or mean or (self.covariance_error > LARGE and self.covariance_bound > SMALL))
+
+    def __str__(self) -> str:
+        if not self.n:
+            return f"not checked ({self.reason})" if self.reason else "not checked"
+        return (
+            f"{'checked' if self.trusted else 'UNTRUSTED'} against {self.n} samples of {self.inputs} inputs: means off "
+            f"by {self.mean_error:.2f} standard deviations, {self.compared} by {self.covariance_error:.0%}"
+        )
+
+
+def self_check(predict: Predictor, inputs: Any, seconds: float, draws: int = DRAWS) -> SelfCheck:
+    """Compare a predictor with samples of its network for about `seconds` at most; torch's own generator is untouched.
+
+    Args:
+        predict: The predictor.
+        inputs: As for `favour.compile`; the first `INPUTS` rows are used, or fewer.
+        seconds: The budget, at least `LEAST_SECONDS`.
+        draws: At most so many.
+    """
+    limit = time.perf_counter() + max(seconds, LEAST_SECONDS)
+    args, kwargs = split_example(inputs)
+    rows = next((t.shape[0] for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.ndim), 0)
+    if not rows:
+        return SelfCheck(reason="the example is empty")
+    generator = torch.Generator(device=predict.device).manual_seed(_SEED)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of vmap, about speed
+        try:
+            difference = live_difference(predict, *_first(args, kwargs, rows, min(rows, 2)))
+            if difference is not None:
+                return SelfCheck(1, min(rows, 2), problem=difference)
+            each = _seconds_per_draw(predict, *_first(args, kwargs, rows, 1), generator)
+            affordable = int((limit - time.perf_counter()) / each)
+            if affordable < FEWEST:
+                return SelfCheck(reason=f"{FEWEST} samples of one input would take {FEWEST * each:.1f} s")
+            count = max(1, min(rows, INPUTS, affordable // draws))
+            trial = _Trial(predict, *_first(args, kwargs, rows, count), generator)
+            while trial.n < draws and (trial.n < FEWEST or time.perf_counter() < limit):
+                trial.draw(min(CHUNK, draws - trial.n))
+        except (FavourError, RuntimeError, NotImplementedError) as error:
+            return SelfCheck(reason=f"no samples could be drawn: {str(error).splitlines()[0][:200]}")
+    return trial.verdict(count)
+
+
+def _first(args: tuple, kwargs: dict[str, Any], rows: int, count: int) -> tuple[tuple, dict[str, Any]]:
+    """The first inputs, finite: the values of an example mean nothing, it may be an uninitialised tensor."""
+
+    def some(t: Any) -> Any:
+        if not isinstance(t, Tensor) or not t.ndim:
+            return t
+        t = t[:count] if t.shape[0] == rows else t
+        return t.nan_to_num(0, 0, 0) if t.is_floating_point() else t
+
+    return pytree.tree_map(some, (args, kwargs))
+
+
+def _seconds_per_draw(predict: Predictor, args: tuple, kwargs: dict[str, Any], generator: torch.Generator) -> float:
+    """Of one input, in chunks; a network whose chunk is dear is measured by a single draw."""
+    trial = _Trial(predict, args, kwargs, generator)
+    for n in (1, 1, CHUNK):
+        begin = time.perf_counter()
+        trial.draw(n)
+        seconds = (time.perf_counter() - begin) / n
+        if n == 1 and seconds > LEAST_SECONDS / 2:
+            break
+    return max(seconds, 1e-9)
+
+
+class _Trial:
+    """Beliefs and draws of some inputs, every output apart."""
+
+    def __init__(self, predict: Predictor, args: tuple, kwargs: dict[str, Any], generator: torch.Generator) -> None:
+        self.sample: Callable[[int], Any] = lambda n: predict.sample(*args, n=n, generator=generator, **kwargs)
+        leaves = _leaves(predict(*args, **kwargs))
+        # Compression keeps few correlations, and says so: there variances are what has to hold.
+        self.compressed = predict.choice is not None and predict.choice.method in ("dplr", "diag")
+        self.tallies = {i: Tally(t, True, self.compressed) for i, t in enumerate(leaves) if isinstance(t, Belief)}
+        self.n = 0
+
+    def draw(self, n: int) -> None:
+        drawn = _leaves(self.sample(n))
+        for i, tally in self.tallies.items():
+            tally.add(drawn[i])
+        self.n += n
+
+    def verdict(self, inputs: int) -> SelfCheck:
+        found = [tally.errors() for tally in self.tallies.values()]
+        errors = torch.stack([e for e, _ in found])  # (outputs, 2)
+        bounds = torch.stack([e - 2 * s for e, s in found])
+        # The output that is worst beyond doubt, for means and covariances apart.
+        worst = bounds.argmax(0, keepdim=True)
+        mean, covariance = (t.clamp(min=0).sqrt().item() for t in errors.gather(0, worst)[0])
+        mean_bound, covariance_bound = (t.clamp(min=0).sqrt().item() for t in bounds.gather(0, worst)[0])
+        problem, compared = "", "variances" if self.compressed else "covariances"
+        for tally in self.tallies.values():
+            statistics = tally.statistics()
+            still = (statistics["sampled_stddev"] == 0).all(0)
+            loud = (statistics["stddev"] > 0.05 * (1 + statistics["mean"].abs())).any(0)
+            if bool((still & loud).any()):
+                problem = "outputs that never vary in the samples have a standard deviation above 0 in the belief"
+        return SelfCheck(self.n, inputs, mean, covariance, mean_bound, covariance_bound, problem, compared=compared)
+
+
+def _leaves(result: Any) -> list[Any]:
+    return pytree.tree_leaves(result, is_leaf=lambda t: isinstance(t, Belief))
+
+
+def warn_of(predict: Predictor, found: SelfCheck, stacklevel: int) -> None:
+    """Say what was found, where it should not be trusted."""
+    if found.trusted:
+        return
+    if found.problem:
+        told = found.problem
+    else:
+        told = (
+            f"against {found.n} samples of {found.inputs} inputs {found.compared} are off by {found.covariance_error:.0%} "
+            f"and means by {found.mean_error:.2f} standard deviations"
+        )
+    warnings.warn(
+        f"beliefs of this model are not to be trusted: {told}. {_remedy(predict, found)} Look closer with "
+        "`print(favour.check(predict, x))` on inputs of your own; `favour.compile(..., check=False)` skips this test.",
+        UntrustedBelief,
+        stacklevel=stacklevel,
+    )
+
+
+def _remedy(predict: Predictor, found: SelfCheck) -> str:
+    if found.problem:
+        return "`favour.sample` draws from the captured graph."
+    settings, choice = predict.settings, predict.choice
+    if choice is not None and choice.method in ("dplr", "diag"):
+        return "Try method='adjoint', which keeps all correlations, or a larger `rank`."
+    if choice is not None and choice.covectors is not None:
+        return "Try more `directions`, or method='adjoint' for all outputs."
+    untried = [
+        text
+        for text, tried in (
+            ("secant=True", settings.secant or settings.pairs),
+            ("pairs=16", settings.pairs),
+            ("rank=8", settings.rank),
+        )
+        if not tried
+    ]
+    advice = f"Try {' or '.join(untried)}, or take" if untried else "Take"
+    return f"{advice} samples: `favour.sample(model, x, n)`."
+
+
+def warn_of_silence(predict: Predictor, stacklevel: int) -> None:
+    """Say that nothing is uncertain, where no noise reaches an output."""
+    known = predict.graph.dropout_modules
+    has = (
+        f"dropout in {', '.join(f'`{name}`' for name in known[:5])}, which does not reach it" if known else "no dropout"
+    )
+    warnings.warn(
+        f"nothing in this model is uncertain, so every standard deviation will be 0: it has {has}, and no posterior is "
+        "given (dropout with p = 0 counts as none). Give `favour.compile(..., posterior={'parameter name': variance})`; "
+        "`favour.adapters` make posteriors from Laplace, VI, SWAG … Or set a rate with `dropout={'module name': p}` where "
+        "the model has dropout, or call the predictor with inputs that are Beliefs, for which this can be ignored.",
+        NothingUncertain,
+        stacklevel=stacklevel,
+    )
