@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from favour.capture.graph import Graph, capture, split_example
 from favour.errors import InvalidType
+from favour.following import Structure
 from favour.methods.engine import Settings
 from favour.plan import configure
 from favour.posterior import Posterior
@@ -20,34 +21,21 @@ from favour.sampling import check_count
 from favour.tensors import named_tensors
 
 # Capturing takes a second or so; the weak reference lets the model go.
-_captured: weakref.WeakKeyDictionary[nn.Module, tuple[Any, dict[Any, Graph]]] = weakref.WeakKeyDictionary()
+_captured: weakref.WeakKeyDictionary[nn.Module, tuple[Structure, Any, dict[Any, Graph]]] = weakref.WeakKeyDictionary()
 
 
-def _plain(value: Any) -> bool:
-    return (
-        value is None
-        or isinstance(value, (bool, int, float, str))
-        or (isinstance(value, tuple) and all(map(_plain, value)))
-    )
-
-
-def _configuration(model: nn.Module) -> Any:
-    """What a capture depends on besides values: modules, their plain attributes, which tensors are tied."""
-    modules = [
-        (name, type(module), [(k, v) for k, v in vars(module).items() if k != "training" and _plain(v)])
-        for name, module in model.named_modules(remove_duplicate=False)
-    ]
+def _ties(model: nn.Module) -> list[tuple[str, str]]:
+    """Which tensors are the same, by the first of their names."""
     first: dict[int, str] = {}
-    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    return modules, [(name, first.setdefault(id(tensor), name)) for name, tensor in tensors]
+    return [(name, first.setdefault(id(tensor), name)) for name, tensor in named_tensors(model).items()]
 
 
 def _capture_once(model: nn.Module, x: Any, leaves: list[Any], spec: Any) -> Graph:
-    now = _configuration(model)
-    before, graphs = _captured.get(model, (None, {}))
-    if before != now:
+    ties = _ties(model)
+    structure, known, graphs = _captured.get(model, (None, None, {}))
+    if structure is None or not structure.same() or known != ties:
         graphs = {}
-        _captured[model] = (now, graphs)
+        _captured[model] = (Structure(model), ties, graphs)
     key = (
         str(spec),
         tuple((tuple(t.shape[1:]), t.dtype) if isinstance(t, Tensor) else repr(t) for t in leaves),

@@ -15,6 +15,7 @@ captured again: an equal graph means that the difference does not matter (a coun
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -105,7 +106,7 @@ class _Module:
     """What one module looked like."""
 
     path: str
-    module: nn.Module
+    module: weakref.ref[nn.Module]  # so that what watches a model does not keep it alive
     kind: type
     children: dict[str, nn.Module]
     hooks: dict[str, dict[int, Any]]
@@ -119,12 +120,15 @@ class _Module:
             k: _kept(v) for k, v in own.items() if k not in _INTERNAL and (path, k) not in ignored and _plain(v)
         }
         hooks = {name: dict(own.get(name, {})) for name in _HOOKS}
-        return cls(path, module, type(module), dict(module._modules), hooks, attributes, len(own))  # type: ignore[arg-type]
+        return cls(path, weakref.ref(module), type(module), dict(module._modules), hooks, attributes, len(own))  # type: ignore[arg-type]
 
     def same(self) -> bool:
-        own = vars(self.module)
+        module = self.module()
+        if module is None:
+            return False
+        own = vars(module)
         return (
-            type(self.module) is self.kind
+            type(module) is self.kind
             and len(own) == self.size
             and own["_modules"] == self.children
             and all(own.get(name) == kept for name, kept in self.hooks.items())
@@ -133,13 +137,16 @@ class _Module:
 
     def differences(self) -> list[tuple[str, str]]:
         """What differs, as names and sentences."""
-        own = vars(self.module)
+        module = self.module()
+        if module is None:
+            return [("", f"module `{self.path}` was a {self.kind.__name__} and is gone")]
+        own = vars(module)
         where = f"`{self.path}`" if self.path else "the model itself"
         found = []
-        if type(self.module) is not self.kind:
-            found.append(("", f"{where} was a {self.kind.__name__} and is a {type(self.module).__name__}"))
-        for name in dict.fromkeys((*self.children, *self.module._modules)):
-            old, new = self.children.get(name), self.module._modules.get(name)
+        if type(module) is not self.kind:
+            found.append(("", f"{where} was a {self.kind.__name__} and is a {type(module).__name__}"))
+        for name in dict.fromkeys((*self.children, *module._modules)):
+            old, new = self.children.get(name), module._modules.get(name)
             if old is not new:
                 path = f"{self.path}.{name}" if self.path else name
                 found.append((name, f"module `{path}` was {_kind(old)} and is {_kind(new)}"))

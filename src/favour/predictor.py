@@ -22,7 +22,7 @@ from favour.attribution import Attribution
 from favour.belief import Belief
 from favour.capture.node import Graph, Node
 from favour.errors import ChangedModel, FavourError, InvalidType, InvalidValue, StalePredictor
-from favour.following import Origin, Structure, Values
+from favour.following import Origin, Structure, Values, same_graph
 from favour.head import Head, draws, find_head, probabilities
 from favour.inspect.selfcheck import SelfCheck
 from favour.joint import Joint, concatenated, split
@@ -174,24 +174,26 @@ class Predictor(nn.Module):
     def refresh(self) -> None:
         """Take over the model as it is now, whatever was changed and however.
 
-        Everything derived from weights is forgotten, and where rates, modules or hooks differ the model is captured
-        again, which takes as long as `favour.compile`. Needed after such changes, and after writes through `.data` or a
-        numpy view to a few entries of a large tensor, which are not always noticed. A predictor inside `torch.compile`
-        reads tensors in place, and needs this after `load_state_dict(assign=True)` too.
+        Everything derived from weights is forgotten and the model is captured again, which takes as long as
+        `favour.compile`. Needed after changes of rates, modules or hooks, which a predictor refuses to predict with;
+        after changes that no attribute of a module shows, such as a global; and after writes through `.data` or a numpy
+        view to a few entries of a large tensor, which are not always noticed. A predictor inside `torch.compile` reads
+        tensors in place, and needs this after `load_state_dict(assign=True)` too.
         """
         self.forget()
         origin = self._origin
-        if origin is not None and not origin.structure.same():
+        if origin is not None:
             graph = origin.graph()
             self.given.validate(named_tensors(origin.model))
-            self.graph = graph
             origin.structure = Structure(origin.model)
-            known, self._plans, self._choices, self._sampler, self._heads = tuple(self._plans), {}, {}, None, None
-            self._together.clear()
-            self._as_classes.clear()
-            self._owners, self._spreads, self.store = {}, {}, Store()
-            self._link(origin.model)
-            self.prepare(known)
+            if not same_graph(graph, self.graph):
+                self.graph = graph
+                known, self._plans, self._choices, self._sampler, self._heads = tuple(self._plans), {}, {}, None, None
+                self._together.clear()
+                self._as_classes.clear()
+                self._owners, self._spreads, self.store = {}, {}, Store()
+                self._link(origin.model)
+                self.prepare(known)
         self.follow()
 
     def forget(self) -> None:
@@ -518,6 +520,7 @@ class Predictor(nn.Module):
         """Write the whole predictor: graph, tensors, posterior and settings. No code is pickled; see `favour.load`."""
         from favour.saving import save
 
+        self.follow()
         save(self, path)
 
 

@@ -181,8 +181,8 @@ def warn_of(predict: Predictor, found: SelfCheck, stacklevel: int) -> None:
         told = found.problem
     else:
         told = (
-            f"against {found.n} samples of {found.inputs} inputs {found.compared} are off by {found.covariance_error:.0%} "
-            f"and means by {found.mean_error:.2f} standard deviations"
+            f"against {found.n} samples of {found.inputs} inputs {found.compared} are off by "
+            f"{found.covariance_error:.0%} and means by {found.mean_error:.2f} standard deviations"
         )
     warnings.warn(
         f"beliefs of this model are not to be trusted: {told}. {_remedy(predict, found)} Look closer with "
@@ -222,8 +222,9 @@ def warn_of_silence(predict: Predictor, stacklevel: int) -> None:
     warnings.warn(
         f"nothing in this model is uncertain, so every standard deviation will be 0: it has {has}, and no posterior is "
         "given (dropout with p = 0 counts as none). Give `favour.compile(..., posterior={'parameter name': variance})`; "
-        "`favour.adapters` make posteriors from Laplace, VI, SWAG … Or set a rate with `dropout={'module name': p}` where "
-        "the model has dropout, or call the predictor with inputs that are Beliefs, for which this can be ignored.",
+        "`favour.adapters` make posteriors from Laplace, VI, SWAG … Or set a rate with `dropout={'module name': p}` "
+        "where the model has dropout, or call the predictor with inputs that are Beliefs, for which this can be "
+        "ignored.",
         NothingUncertain,
         stacklevel=stacklevel,
     )

@@ -1,0 +1,257 @@
+"""What happens to a predictor when its model is changed behind its back: followed, refused, or said."""
+
+import copy
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import favour
+from favour.errors import ChangedModel, InvalidValue, StalePredictor
+
+
+def make_net(p=0.2):
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 32), nn.ReLU(), nn.Dropout(p), nn.Linear(32, 32), nn.ReLU(), nn.Dropout(p), nn.Linear(32, 3)]
+    return nn.Sequential(*layers)
+
+
+X = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
+
+
+def afresh(model, **options):
+    """What a predictor made now says: it has nothing old to remember."""
+    return favour.compile(copy.deepcopy(model), X, **options)(X)
+
+
+def assert_follows(predict, model, **options):
+    belief, expected = predict(X), afresh(model, **options)
+    torch.testing.assert_close(belief.mean, expected.mean)
+    torch.testing.assert_close(belief.covariance_matrix, expected.covariance_matrix)
+
+
+# ------------------------------------------------------------------------------------------------- written values
+
+
+def by_data(p):
+    p.data.mul_(0.5)
+
+
+def by_numpy(p):
+    p.detach().numpy()[:] *= 0.5
+
+
+def by_vector(model):
+    vector = nn.utils.parameters_to_vector(model.parameters())
+    nn.utils.vector_to_parameters(vector / 4, model.parameters())
+
+
+def by_swapped_data(p):
+    p.data = p.data * 0.5
+
+
+def by_average(model):
+    average = torch.optim.swa_utils.AveragedModel(model, avg_fn=lambda a, b, n: 0.3 * b)
+    average.update_parameters(model)
+    for p, q in zip(model.parameters(), average.module.parameters(), strict=True):
+        p.data.copy_(q.data * 0.7)
+
+
+WRITES = {
+    "data": lambda m: [by_data(p) for p in m.parameters()],
+    "numpy": lambda m: [by_numpy(p) for p in m.parameters()],
+    "vector_to_parameters": by_vector,
+    "swapped data": lambda m: [by_swapped_data(p) for p in m.parameters()],
+    "average": by_average,
+    "one weight": lambda m: by_numpy(m[3].weight),
+    "one entry": lambda m: m[3].weight.detach().numpy().__setitem__((7, 5), 40.0),
+    "state dict": lambda m: m.load_state_dict({k: v * 2 for k, v in m.state_dict().items()}),
+    "assigned": lambda m: m.load_state_dict({k: v * 2 for k, v in m.state_dict().items()}, assign=True),
+    "new parameter": lambda m: setattr(m[3], "weight", nn.Parameter(torch.ones(32, 32))),
+}
+
+
+DERIVED = [{"method": "dplr"}, {"secant": True}, {"weight_rank": 4}]  # each keeps something else of the weights
+
+
+@pytest.mark.parametrize(
+    ("write", "options"), [(write, {}) for write in WRITES] + [("numpy", options) for options in DERIVED], ids=str
+)
+def test_weights_written_behind_torchs_back_are_followed(write, options):
+    model = make_net()
+    predict = favour.compile(model, X, **options)
+    predict(X)
+    WRITES[write](model)
+    with torch.no_grad():
+        assert_follows(predict, model, **options)
+
+
+def test_probabilities_draws_and_samples_follow_written_weights():
+    model = make_net()
+    predict = favour.compile(model, X)
+    before = predict.probabilities(X), predict.draws(X)
+    by_vector(model)
+    other = favour.compile(copy.deepcopy(model), X)
+    torch.testing.assert_close(predict.probabilities(X), other.probabilities(X))
+    torch.testing.assert_close(predict.draws(X), other.draws(X))
+    assert not torch.allclose(before[0], predict.probabilities(X))
+    g = torch.Generator()
+    drawn = predict.sample(X, n=3, generator=g.manual_seed(0))
+    torch.testing.assert_close(drawn, other.sample(X, n=3, generator=g.manual_seed(0)))
+
+
+def test_a_write_to_a_variance_is_followed():
+    model = favour.nn.BayesLinear(4, 3)
+    predict = favour.compile(model, X)
+    predict(X)
+    for p in model.parameters():
+        p.data.add_(0.3)
+    assert_follows(predict, model)
+
+
+def test_a_few_entries_of_a_large_weight_are_taken_over_by_refresh():
+    model = nn.Sequential(nn.Dropout(0.2), nn.Linear(400, 300), nn.ReLU(), nn.Linear(300, 2))
+    x = torch.randn(2, 400)
+    predict = favour.compile(model, x)
+    predict(x)
+    model[1].weight.detach().numpy()[17, 5:8] = 3.0
+    predict.refresh()
+    expected = favour.compile(copy.deepcopy(model), x)(x)
+    torch.testing.assert_close(predict(x).covariance_matrix, expected.covariance_matrix)
+
+
+def test_nan_written_behind_torchs_back_is_refused():
+    model = make_net()
+    predict = favour.compile(model, X)
+    predict(X)
+    model[3].weight.detach().numpy()[3, 3] = np.nan
+    with pytest.raises(InvalidValue, match=r"`3\.weight`"):
+        predict(X)
+
+
+# ---------------------------------------------------------------------------------------------- changed structure
+
+
+def hooked(model):
+    model[1].register_forward_hook(lambda module, args, output: output * 2)
+
+
+def method_replaced(model):
+    model[1].forward = lambda x: x.tanh()
+
+
+CHANGES = {
+    "rate": (lambda m: setattr(m[2], "p", 0.5), "`p` of `2` was 0.2 and is 0.5"),
+    "module": (lambda m: m.__setitem__(1, nn.Tanh()), "module `1` was a ReLU and is a Tanh"),
+    "layer taken out": (lambda m: m.__delitem__(5), "module `5` was a Dropout and is a Linear"),
+    "hook": (hooked, "hooks of `1` were added or removed"),
+    "forward replaced": (method_replaced, "`1`"),
+}
+ASKS = {
+    "predict": lambda p: p(X),
+    "probabilities": lambda p: p.probabilities(X),
+    "sample": lambda p: p.sample(X, n=2),
+    "joint": lambda p: p.joint(X),
+    "draws": lambda p: p.draws(X),
+    "attribute": lambda p: p.attribute(X),
+    "joint_outputs": lambda p: p.joint_outputs(X),
+    "save": lambda p: p.save("never-written.favour"),
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "asked"),
+    [(change, "predict") for change in CHANGES] + [("rate", asked) for asked in list(ASKS)[1:]],
+)
+def test_changed_structure_is_refused_until_refreshed(change, asked, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ask = ASKS[asked]
+    model = make_net()
+    predict = favour.compile(model, X)
+    alter, message = CHANGES[change]
+    alter(model)
+    with pytest.raises(StalePredictor) as error:
+        ask(predict)
+    assert message in str(error.value)
+    assert "predict.refresh()" in str(error.value)
+    predict.refresh()
+    ask(predict)
+    assert_follows(predict, model)
+
+
+def test_a_hook_that_only_looks_and_training_flags_change_nothing():
+    model = make_net()
+    predict = favour.compile(model, X)
+    model[1].register_forward_hook(lambda module, args, output: None)
+    model[1].note = "kept by a tool of the user's"
+    before = predict(X).mean
+    model.train()
+    torch.testing.assert_close(predict(X).mean, before)
+    model.eval()
+    torch.testing.assert_close(predict(X).mean, before)
+
+
+def test_a_model_that_cannot_be_captured_any_more_is_answered_with_a_warning():
+    model = make_net()
+    predict = favour.compile(model, X)
+    before = predict(X).mean
+
+    class Branching(nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    model[1] = Branching()
+    with pytest.warns(ChangedModel, match="of the model as it was"):
+        after = predict(X).mean
+    torch.testing.assert_close(after, before)
+
+
+def test_check_compares_the_live_model_first():
+    scale = [1.0]
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = make_net()
+
+        def forward(self, x):
+            return self.net(x) * scale[0]
+
+    predict = favour.compile(Scaled(), X)
+    assert "does not describe the model" not in favour.check(predict, X, 50).reason
+    scale[0] = 3.0  # a closure: no attribute of any module has changed
+    found = favour.check(predict, X, 50)
+    assert found.verdict == "don't"
+    assert "does not describe the model" in found.reason
+    predict.refresh()
+    assert "does not describe the model" not in favour.check(predict, X, 50).reason
+
+
+def test_a_moved_predictor_no_longer_follows():
+    model = make_net()
+    predict = favour.compile(model, X).to(torch.float64)
+    before = predict(X.double()).mean
+    model[2].p = 0.9
+    by_vector(model)
+    torch.testing.assert_close(predict(X.double()).mean, before)
+
+
+def test_draws_of_a_model_that_changed_are_of_the_model_as_it_is():
+    model = make_net()
+    g = torch.Generator()
+    favour.sample(model, X, 2)
+    hooked(model)
+    drawn = favour.sample(model, X, 2, generator=g.manual_seed(0))
+    torch.testing.assert_close(drawn, favour.sample(copy.deepcopy(model), X, 2, generator=g.manual_seed(0)))
+
+
+def test_what_watches_a_model_does_not_keep_it_alive():
+    model = make_net()
+    favour.sample(model, X, 2)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
