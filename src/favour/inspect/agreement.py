@@ -98,12 +98,13 @@ class Tally:
         }
 
     def errors(self) -> tuple[Tensor, Tensor]:
-        """Squared errors of mean and covariance over all rows and chosen outputs, (2,), and their standard errors."""
+        """Over all rows and chosen outputs, (3,), and their standard errors: the squared errors of mean and covariance,
+        the latter relative to the larger of Σ and S, and the mean over rows of log(tr Σ / tr S)."""
         draws = self.chosen()
-        whole = _squared_errors(self.covariance, draws, self.variances)
+        whole = _errors(self.covariance, draws, self.variances)
         groups = draws[: len(draws) // GROUPS * GROUPS].unflatten(0, (GROUPS, -1))
         others = [torch.cat([*groups[:i], *groups[i + 1 :]]) for i in range(GROUPS)]
-        left_out = torch.stack([_squared_errors(self.covariance, some, self.variances) for some in others])
+        left_out = torch.stack([_errors(self.covariance, some, self.variances) for some in others])
         spread = (left_out - left_out.mean(0)).square().sum(0) * (GROUPS - 1) / GROUPS
         return whole, spread.sqrt()
 
@@ -124,14 +125,20 @@ def _covariance_terms(covariance: Tensor, draws: Tensor, variances: bool = False
     return gap, noise, torch.maximum(size - noise, 0.1 * size)
 
 
-def _squared_errors(covariance: Tensor, draws: Tensor, variances: bool) -> Tensor:
+def _errors(covariance: Tensor, draws: Tensor, variances: bool) -> Tensor:
     n = len(draws)
     shift = draws.mean(0)
     variance = (draws - shift).square().sum(0) / (n - 1)
     live = variance > 0
     means = (shift.square() / torch.where(live, variance, 1) - 1 / n)[live]
     gap, noise, size = _covariance_terms(covariance, draws, variances)
+    predicted = covariance.diagonal(dim1=-2, dim2=-1)
+    own = predicted.square().sum(-1) if variances else covariance.square().sum((-2, -1))
     rows = size > 0
-    shares = ((gap - noise) / torch.where(rows, size, 1))[rows]
+    # Relative to the larger of the two: a ratio to S alone has no use for its own standard error where S is small.
+    shares = ((gap - noise) / torch.where(rows, torch.maximum(size, own), 1))[rows]
+    totals = predicted.sum(-1), variance.sum(-1)
+    both = (totals[0] > 0) & (totals[1] > 0)
+    logs = (totals[0][both] / totals[1][both]).log()
     zero = draws.new_zeros(())
-    return torch.stack([means.mean() if len(means) else zero, shares.mean() if len(shares) else zero])
+    return torch.stack([part.mean() if len(part) else zero for part in (means, shares, logs)])

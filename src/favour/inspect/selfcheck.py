@@ -4,7 +4,9 @@
 beliefs, as `favour.check` does. It takes about as long as compiling did at most: with a network that is dear to sample
 there are fewer inputs, then fewer draws, and below `FEWEST` nothing is said. A belief is called untrusted where an
 error is larger than `LARGE` and, two of its standard errors taken off, larger than `SMALL`: means in standard
-deviations, covariances relative in the Frobenius norm. `benchmarks/selfcheck.py` measures how many bad beliefs are
+deviations, covariances in the Frobenius norm relative to the larger of the two; or where the logarithm of predicted
+over sampled variance is, 2.5 standard errors taken off, beyond ±`SMALL` (with heavy tails this is seen first, since a
+logarithm has a standard error that is worth something). `benchmarks/selfcheck.py` measures how many bad beliefs are
 found so, and how many good ones are suspected.
 """
 
@@ -45,7 +47,8 @@ class SelfCheck:
         n: Draws; 0 if there was no check.
         inputs: How many inputs were drawn for.
         mean_error, covariance_error: The largest over the model's outputs, sampling error subtracted.
-        mean_bound, covariance_bound: The same less two standard errors.
+        variance_ratio: Predicted over sampled variance, of the output where they differ most.
+        wrong: Whether one of these is too large, and by more than chance.
         problem: What is wrong besides, in a sentence.
         reason: Why there was no check.
         compared: `"covariances"`, or `"variances"` alone where the method keeps few correlations.
@@ -55,8 +58,8 @@ class SelfCheck:
     inputs: int = 0
     mean_error: float = 0.0
     covariance_error: float = 0.0
-    mean_bound: float = 0.0
-    covariance_bound: float = 0.0
+    variance_ratio: float = 1.0
+    wrong: bool = False
     problem: str = ""
     reason: str = ""
     compared: str = "covariances"
@@ -64,16 +67,20 @@ class SelfCheck:
     @property
     def trusted(self) -> bool:
         """Whether nothing was found."""
-        mean = self.mean_error > LARGE and self.mean_bound > SMALL
-        return not (self.problem or mean or (self.covariance_error > LARGE and self.covariance_bound > SMALL))
+        return not (self.problem or self.wrong)
+
+    def figures(self) -> str:
+        """The errors in words."""
+        return (
+            f"means off by {self.mean_error:.2f} standard deviations, {self.compared} by {self.covariance_error:.0%}, "
+            f"variances {self.variance_ratio:.2f} times the samples'"
+        )
 
     def __str__(self) -> str:
         if not self.n:
             return f"not checked ({self.reason})" if self.reason else "not checked"
-        return (
-            f"{'checked' if self.trusted else 'UNTRUSTED'} against {self.n} samples of {self.inputs} inputs: means off "
-            f"by {self.mean_error:.2f} standard deviations, {self.compared} by {self.covariance_error:.0%}"
-        )
+        how = "checked" if self.trusted else "UNTRUSTED"
+        return f"{how} against {self.n} samples of {self.inputs} inputs: {self.figures()}"
 
 
 def self_check(predict: Predictor, inputs: Any, seconds: float, draws: int = DRAWS) -> SelfCheck:
@@ -153,12 +160,14 @@ class _Trial:
 
     def verdict(self, inputs: int) -> SelfCheck:
         found = [tally.errors() for tally in self.tallies.values()]
-        errors = torch.stack([e for e, _ in found])  # (outputs, 2)
-        bounds = torch.stack([e - 2 * s for e, s in found])
-        # The output that is worst beyond doubt, for means and covariances apart.
+        errors, spreads = torch.stack([e for e, _ in found]), torch.stack([s for _, s in found])  # (outputs, 3)
+        bounds = torch.cat([errors[:, :2] - 2 * spreads[:, :2], errors[:, 2:].abs() - 2.5 * spreads[:, 2:]], 1)
+        # The output that is worst beyond doubt, for each measure apart.
         worst = bounds.argmax(0, keepdim=True)
-        mean, covariance = (t.clamp(min=0).sqrt().item() for t in errors.gather(0, worst)[0])
-        mean_bound, covariance_bound = (t.clamp(min=0).sqrt().item() for t in bounds.gather(0, worst)[0])
+        errors, bounds = errors.gather(0, worst)[0], bounds.gather(0, worst)[0]
+        squares = (errors[:2] > LARGE**2) & (bounds[:2] > SMALL**2)
+        wrong = bool(squares.any() or bounds[2] > SMALL)
+        mean, covariance = errors[:2].clamp(min=0).sqrt().tolist()
         problem, compared = "", "variances" if self.compressed else "covariances"
         for tally in self.tallies.values():
             statistics = tally.statistics()
@@ -166,7 +175,8 @@ class _Trial:
             loud = (statistics["stddev"] > 0.05 * (1 + statistics["mean"].abs())).any(0)
             if bool((still & loud).any()):
                 problem = "outputs that never vary in the samples have a standard deviation above 0 in the belief"
-        return SelfCheck(self.n, inputs, mean, covariance, mean_bound, covariance_bound, problem, compared=compared)
+        ratio = errors[2].exp().item()
+        return SelfCheck(self.n, inputs, mean, covariance, ratio, wrong, problem, compared=compared)
 
 
 def _leaves(result: Any) -> list[Any]:
@@ -177,13 +187,7 @@ def warn_of(predict: Predictor, found: SelfCheck, stacklevel: int) -> None:
     """Say what was found, where it should not be trusted."""
     if found.trusted:
         return
-    if found.problem:
-        told = found.problem
-    else:
-        told = (
-            f"against {found.n} samples of {found.inputs} inputs {found.compared} are off by "
-            f"{found.covariance_error:.0%} and means by {found.mean_error:.2f} standard deviations"
-        )
+    told = found.problem or f"against {found.n} samples of {found.inputs} inputs {found.figures()}"
     warnings.warn(
         f"beliefs of this model are not to be trusted: {told}. {_remedy(predict, found)} Look closer with "
         "`print(favour.check(predict, x))` on inputs of your own; `favour.compile(..., check=False)` skips this test.",
@@ -221,7 +225,7 @@ def warn_of_silence(predict: Predictor, stacklevel: int) -> None:
     )
     warnings.warn(
         f"nothing in this model is uncertain, so every standard deviation will be 0: it has {has}, and no posterior is "
-        "given (dropout with p = 0 counts as none). Give `favour.compile(..., posterior={'parameter name': variance})`; "
+        "given (dropout with p = 0 counts as none). Give `favour.compile(..., posterior={'parameter': variance})`; "
         "`favour.adapters` make posteriors from Laplace, VI, SWAG … Or set a rate with `dropout={'module name': p}` "
         "where the model has dropout, or call the predictor with inputs that are Beliefs, for which this can be "
         "ignored.",
