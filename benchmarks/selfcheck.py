@@ -28,9 +28,10 @@ from common import write
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+from fuzz.architectures import draws, network
+
 import favour
 from favour.inspect.agreement import Tally
-from fuzz.architectures import draws, network
 
 REFERENCE, CHUNK = 4000, 500
 GOOD, BAD = 0.15, 0.3

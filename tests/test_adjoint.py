@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import favour
+from favour.errors import InvalidValue
 from favour.methods.directions import softmax_directions
 from favour.nn import BayesLinear, FullBayesLinear, RowBayesLinear
 
@@ -171,7 +172,7 @@ def _many_scores(bayesian: bool) -> tuple[nn.Module, Tensor, dict[str, Tensor] |
 @pytest.mark.parametrize("bayesian", [False, True])
 def test_auto_with_many_scores_covers_the_common_shift(bayesian: bool) -> None:
     model, x, posterior = _many_scores(bayesian)
-    belief = favour.compile(model, x, posterior=posterior)(x)
+    belief = favour.compile(model, x, posterior=posterior, task="classification")(x)
     whole = favour.compile(model, x, method="adjoint", posterior=posterior)(x).covariance_matrix
     Q = belief.directions
     assert Q is not None and Q.shape == (9, 3, 40)
@@ -199,20 +200,20 @@ def test_auto_with_many_scores_covers_the_common_shift(bayesian: bool) -> None:
 def test_auto_with_many_scores_behind_something_else_has_no_shift() -> None:
     model, x, _ = _many_scores(False)
     scores = nn.Sequential(model, nn.LogSoftmax(-1))
-    belief = favour.compile(scores, x)(x)
+    belief = favour.compile(scores, x, task="classification")(x)
     torch.testing.assert_close(belief.covariance_matrix, favour.compile(scores, x, directions=9)(x).covariance_matrix)
 
 
 def test_auto_with_many_scores_of_a_layer_without_any_shift() -> None:
     model, x, _ = _many_scores(False)
     model[-1].weight.zero_()
-    belief = favour.compile(model, x)(x)
+    belief = favour.compile(model, x, task="classification")(x)
     torch.testing.assert_close(belief.covariance_matrix, torch.zeros(3, 40, 40, dtype=torch.float64))
 
 
 def test_auto_with_many_scores_keeps_columns_and_compiles() -> None:
     model, x, _ = _many_scores(False)
-    predict = favour.compile(model, x, rank=3)
+    predict = favour.compile(model, x, rank=3, task="classification")
     belief = predict(x)
     assert belief.directions is not None and belief.directions.shape[0] == 9
     traced = torch.compile(predict, fullgraph=True, backend="eager")(x)
@@ -469,32 +470,68 @@ def test_inner_layer_by_any_method(method: str) -> None:
     torch.testing.assert_close(belief.covariance_matrix, cut(x).covariance_matrix)
 
 
-def test_auto_takes_all_outputs_while_they_are_few_and_directions_when_many() -> None:
-    def model(outputs: int) -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(4, 20), nn.ReLU(), nn.Dropout(0.2), nn.Linear(20, outputs))
+def scorer(outputs: int) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 20), nn.ReLU(), nn.Dropout(0.2), nn.Linear(20, outputs))
 
+
+def test_auto_takes_all_outputs_while_they_are_few_and_directions_of_very_many_class_scores() -> None:
     x = torch.randn(3, 4)
-    few = favour.compile(model(10), x)(x)
+    few = favour.compile(scorer(10), x, task="classification")(x)
     assert few.directions is None and few.covariance_matrix.shape == (3, 10, 10)
-    many = favour.compile(model(1000), x)(x)
+    many = favour.compile(scorer(1000), x, task="classification")(x)
     assert many.directions is not None and many.directions.shape[0] < 20
-    more = favour.compile(model(4000), x)(x)
+    more = favour.compile(scorer(4000), x, task="classification")(x)
     assert more.directions is not None and more.directions.shape[0] == many.directions.shape[0]
 
 
+def test_auto_takes_no_softmax_directions_of_outputs_that_nobody_called_class_scores() -> None:
+    """300 numbers of a regression: the whole covariance, where eight directions lost most of it."""
+    x = torch.randn(3, 4)
+    belief = favour.compile(scorer(300), x)(x)
+    assert belief.directions is None
+    torch.testing.assert_close(
+        belief.covariance_matrix, favour.compile(scorer(300), x, method="adjoint")(x).covariance_matrix
+    )
+
+
+def test_auto_says_what_is_lost_where_all_outputs_are_too_many() -> None:
+    x = torch.randn(3, 4)
+    model = nn.Sequential(scorer(1000), nn.ReLU(), nn.Linear(1000, 1000))
+    with pytest.warns(favour.ReducedCovariance, match=r"1000 outputs .* a rank of 4 is kept"):
+        belief = favour.compile(model, x)(x)
+    assert belief.directions is None and belief.factor.shape[0] == 4
+    favour.compile(model, x, method="dplr")  # asked for by name: nothing to say
+    assert favour.compile(model, x, task="classification")(x).directions is not None
+
+
+def test_probabilities_of_very_many_class_scores_follow_directions_whatever_the_task() -> None:
+    x = torch.randn(3, 4)
+    model = nn.Sequential(scorer(1000), nn.ReLU(), nn.Linear(1000, 1000)).double()
+    with pytest.warns(favour.ReducedCovariance):
+        plain = favour.compile(model, x.double())
+    told = favour.compile(model, x.double(), task="classification")
+    torch.testing.assert_close(plain.probabilities(x.double()), told.probabilities(x.double()))
+
+
+def test_a_task_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="'classification'"):
+        favour.compile(scorer(3), torch.randn(3, 4), task="clasification")
+
+
+@pytest.mark.filterwarnings("ignore::favour.errors.ReducedCovariance")
 def test_auto_of_an_image_like_output_is_dplr() -> None:
     class Picture(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.b, self.drop = nn.Linear(4, 20), nn.Linear(20, 400), nn.Dropout(0.2)
+            self.a, self.b, self.drop = nn.Linear(4, 200), nn.Linear(200, 2500), nn.Dropout(0.2)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.b(self.drop(torch.relu(self.a(x)))).unflatten(1, (20, 20))
+            return self.b(self.drop(torch.relu(self.a(x)))).unflatten(1, (50, 50))
 
     x = torch.randn(3, 4)
     belief = favour.compile(Picture(), x)(x)
-    assert belief.mean.shape == (3, 20, 20) and belief.factor.shape[0] == 4
+    assert belief.mean.shape == (3, 50, 50) and belief.factor.shape[0] == 4
 
 
 def test_directions_by_input_compile_with_an_example_of_their_batch():

@@ -163,3 +163,20 @@ def test_check_refuses_too_little():
 def test_spearman_equals_scipy():
     a, b = torch.randint(6, (30,)).double(), torch.randn(30).double()
     assert _spearman(a, b) == pytest.approx(stats.spearmanr(a, b).statistic, abs=1e-12)
+
+
+def test_check_needs_no_square_matrix_of_many_outputs():
+    """A picture of 256 × 256: its covariance would have four thousand million entries."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3, padding=1), torch.nn.Dropout(0.2), torch.nn.Conv2d(2, 1, 1))
+    x = torch.randn(2, 1, 256, 256)
+    predict = favour.compile(model, x[:, :, :16, :16], method="diag", dynamic=(2, 3))
+    found = favour.check(predict, x, 20)
+    assert found.mean.shape == (2, 1, 256, 256)
+
+
+def test_check_does_not_say_agree_where_differences_are_no_accident():
+    truth = gaussians(scale=torch.full((40,), 1.0))
+    off = Belief(truth.mean + 0.1 * truth.stddev, covariance=truth.covariance.dense())
+    found = favour.check(Told(off, truth), torch.zeros(40, 1), 20_000)
+    assert found.verdict == "trust it"
+    assert "not all are chance" in found.reason and "agree" not in found.reason

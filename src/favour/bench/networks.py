@@ -160,6 +160,11 @@ class Network:
     samples: tuple[int, int]
     rate: float = 1e-3
 
+    @property
+    def task(self) -> str:
+        """What `favour.compile` is told of the outputs."""
+        return "regression" if self.data == "table" else "classification"
+
 
 NETWORKS: dict[str, Network] = {
     n.name: n

@@ -189,7 +189,7 @@ def measure(network: Network, asked: Options, result: dict[str, Any], tell: Call
         if why:
             result["skipped"] += [_place(network, name, b, None, asked) | {"why": why} for b in asked.batches]
             continue
-        predictors[name] = favour.compile(model, x[:2], **METHODS[name])
+        predictors[name] = favour.compile(model, x[:2], task=network.task, check=False, **METHODS[name])
         belief = predictors[name](x)
         judged[name] = reference.judge(belief.mean, belief.covariance_matrix)
     for size in asked.batches:
@@ -199,7 +199,7 @@ def measure(network: Network, asked: Options, result: dict[str, Any], tell: Call
 def _unsuitable(method: str, outputs: int) -> str | None:
     settings = METHODS[method]
     if settings.get("method") == "adjoint" and "directions" not in settings and outputs > COVECTORS:
-        return f"{outputs} outputs would need as many covectors; `auto` takes a few directions instead"
+        return f"{outputs} outputs would need as many covectors; task='classification' takes a few directions instead"
     if settings.get("directions", 0) > outputs:
         return f"{settings['directions']} directions of {outputs} output{'s' * (outputs > 1)}"
     return None
@@ -213,7 +213,7 @@ def _reference(trained: Trained, x: Tensor, asked: Options, tell: Callable[[str]
     network = trained.network
     n = max(100, int(network.samples[asked.device == "cuda"] * asked.samples))
     tell(f"{network.title}: {n} samples of {len(x)} inputs ({trained.origin})")
-    predict = favour.compile(trained.model.head, trained.model.trunk(x)[:2])
+    predict = favour.compile(trained.model.head, trained.model.trunk(x)[:2], check=False)
     h, generator = trained.model.trunk(x), torch.Generator(asked.device).manual_seed(asked.seed)
 
     def sample(count: int) -> Tensor:

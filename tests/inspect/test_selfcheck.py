@@ -1,0 +1,151 @@
+"""The check at compile time: what it finds, what it leaves alone, what it says where it cannot tell."""
+
+import warnings
+
+import pytest
+import torch
+from fuzz.architectures import network
+from torch import nn
+
+import favour
+from favour.errors import NothingUncertain, UntrustedBelief
+from favour.inspect import selfcheck
+
+pytestmark = pytest.mark.self_check
+
+
+def make_net(p=0.2):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Dropout(p), nn.Linear(64, 3))
+
+
+class Distances(nn.Module):
+    """Squared distances behind dropout: the tangent knows nothing of the square's curvature."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk = nn.Sequential(nn.Linear(10, 50), nn.ReLU(), nn.Dropout(0.2), nn.Linear(50, 50))
+        self.prototypes = nn.Parameter(0.1 * torch.randn(4, 50))
+
+    def forward(self, x):
+        return -(self.trunk(x)[:, None] - self.prototypes).square().sum(-1)
+
+
+def test_a_good_belief_is_checked_without_a_word():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predict = favour.compile(make_net(), torch.randn(8, 4))
+    assert predict.checked.trusted and predict.checked.n == selfcheck.DRAWS
+    assert "checked against 200 samples of 8 inputs" in repr(predict)
+
+
+def test_a_bad_belief_is_warned_of_with_figures_and_remedy():
+    x = torch.randn(8, 10)
+    with pytest.warns(UntrustedBelief) as told:
+        predict = favour.compile(Distances(), x, secant=False)
+    message = str(told[0].message)
+    for part in ("against 200 samples", "covariances by", "secant=True", "favour.check"):
+        assert part in message
+    assert told[0].filename == __file__
+    assert "UNTRUSTED" in repr(predict)
+    assert favour.compile(Distances(), x, secant=True).checked.trusted  # the remedy is one
+
+
+def test_check_takes_inputs_of_the_users():
+    """The example is harmless, the user's inputs are not: saturated units hide the error."""
+    quiet = torch.zeros(4, 10)
+    model = Distances()
+    model.trunk[0].bias.data.fill_(-50.0)  # no unit is active, so nothing varies at the example
+    model.trunk[0].weight.data.mul_(30.0)
+    favour.compile(model, quiet, secant=False, check=False)
+    with pytest.warns(UntrustedBelief):
+        favour.compile(model, quiet, secant=False, check=torch.randn(8, 10) * 3)
+
+
+def test_check_false_checks_nothing_and_says_so():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predict = favour.compile(Distances(), torch.randn(8, 10), secant=False, check=False)
+    assert "not checked" in repr(predict)
+
+
+def test_global_random_state_is_left_alone():
+    model, x = make_net(), torch.randn(8, 4)
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    favour.compile(model, x)
+    torch.testing.assert_close(torch.rand(3), expected)
+
+
+def test_the_check_is_deterministic():
+    x = torch.randn(8, 4)
+    assert favour.compile(make_net(), x).checked == favour.compile(make_net(), x).checked
+
+
+def test_too_dear_a_network_is_not_checked_and_says_so(monkeypatch):
+    monkeypatch.setattr(selfcheck, "_seconds_per_draw", lambda *_: 100.0)
+    predict = favour.compile(make_net(), torch.randn(8, 4))
+    assert "not checked (60 samples of one input would take 6000.0 s)" in repr(predict)
+
+
+def test_fewer_inputs_then_fewer_draws_where_samples_are_dear(monkeypatch):
+    monkeypatch.setattr(selfcheck, "_seconds_per_draw", lambda *_: selfcheck.LEAST_SECONDS / 300)
+    monkeypatch.setattr(selfcheck.time, "perf_counter", lambda: 0.0)
+    made = selfcheck.self_check(favour.compile(make_net(), torch.randn(8, 4), check=False), torch.randn(8, 4), 0.0)
+    assert (made.inputs, made.n) == (1, 200)
+
+
+def test_an_example_of_nothing_but_noise_is_no_ground_for_suspicion():
+    predict = favour.compile(make_net(), torch.empty(2, 4).fill_(float("nan")))
+    assert predict.checked.trusted
+
+
+def test_power_in_small():
+    """Ten networks whose beliefs are known to be bad and ten that are good, of `results/selfcheck.json`."""
+    bad, good = (2, 10, 29, 31), (0, 3, 8, 11)
+    for seeds, expected in ((bad, False), (good, True)):
+        for seed in seeds:
+            made = network(seed)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                assert favour.compile(made.model, made.example).checked.trusted is expected, (seed, made.words)
+
+
+# ------------------------------------------------------------------------------------------------- nothing uncertain
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU()), "no dropout"),
+        (lambda: make_net(0.0), "p = 0 counts as none"),
+        (lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), "favour.adapters"),
+    ],
+)
+def test_a_model_without_noise_is_warned_of(model, words):
+    with pytest.warns(NothingUncertain) as told:
+        predict = favour.compile(model(), torch.randn(2, 4))
+    assert words in str(told[0].message)
+    assert "posterior=" in str(told[0].message)
+    assert told[0].filename == __file__
+    assert "nothing is uncertain" in repr(predict)
+    found = favour.check(predict, torch.randn(6, 4), 50)
+    assert found.verdict == "nothing to trust"
+    assert "posterior" in found.reason
+
+
+def test_a_silenced_dropout_counts_as_no_noise_and_a_belief_as_some():
+    with pytest.warns(NothingUncertain):
+        predict = favour.compile(make_net(), torch.randn(2, 4), dropout={"2": 0})
+    x = favour.Belief(torch.randn(2, 4), diag=torch.full((2, 4), 0.1))
+    assert bool((predict(x).variance > 0).all())
+
+
+def test_noise_that_is_given_is_enough():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = nn.Linear(4, 3)
+        favour.compile(model, torch.randn(4, 4), posterior={"weight": torch.full((3, 4), 0.01)})
+        favour.compile(make_net(0.0), torch.randn(4, 4), dropout={"2": 0.2})
