@@ -98,15 +98,22 @@ class Tally:
         }
 
     def errors(self) -> tuple[Tensor, Tensor]:
-        """Over all rows and chosen outputs, (3,), and their standard errors: the squared errors of mean and covariance,
-        the latter relative to the larger of Σ and S, and the mean over rows of log(tr Σ / tr S)."""
+        """Over all rows and chosen outputs: squared errors of mean and covariance, the latter relative to the larger
+        of Σ and S, and the mean over rows of log(tr Σ / tr S); (3,), and how large each is beyond doubt, (3,).
+
+        Two standard errors are taken off the squares, two and a half off the logarithm. A single draw far out spoils
+        standard errors; a ratio of variances that stays beyond e whichever group of draws is left out needs none.
+        """
         draws = self.chosen()
         whole = _errors(self.covariance, draws, self.variances)
         groups = draws[: len(draws) // GROUPS * GROUPS].unflatten(0, (GROUPS, -1))
         others = [torch.cat([*groups[:i], *groups[i + 1 :]]) for i in range(GROUPS)]
         left_out = torch.stack([_errors(self.covariance, some, self.variances) for some in others])
-        spread = (left_out - left_out.mean(0)).square().sum(0) * (GROUPS - 1) / GROUPS
-        return whole, spread.sqrt()
+        spread = ((left_out - left_out.mean(0)).square().sum(0) * (GROUPS - 1) / GROUPS).sqrt()
+        logs = left_out[:, 2]
+        least = torch.where((logs > 0).all() | (logs < 0).all(), logs.abs().amin() - 1, 0)
+        doubtless = torch.maximum(whole[2].abs() - 2.5 * spread[2], least)
+        return whole, torch.cat([whole[:2] - 2 * spread[:2], doubtless.reshape(1)])
 
 
 def _covariance_terms(covariance: Tensor, draws: Tensor, variances: bool = False) -> tuple[Tensor, Tensor, Tensor]:

@@ -160,8 +160,7 @@ class _Trial:
 
     def verdict(self, inputs: int) -> SelfCheck:
         found = [tally.errors() for tally in self.tallies.values()]
-        errors, spreads = torch.stack([e for e, _ in found]), torch.stack([s for _, s in found])  # (outputs, 3)
-        bounds = torch.cat([errors[:, :2] - 2 * spreads[:, :2], errors[:, 2:].abs() - 2.5 * spreads[:, 2:]], 1)
+        errors, bounds = torch.stack([e for e, _ in found]), torch.stack([b for _, b in found])  # (outputs, 3)
         # The output that is worst beyond doubt, for each measure apart.
         worst = bounds.argmax(0, keepdim=True)
         errors, bounds = errors.gather(0, worst)[0], bounds.gather(0, worst)[0]
