@@ -58,6 +58,19 @@ def choice() -> str:
     return _table(["network", "asked for", "taken", "forward passes, predicted", "measured"], rows, data)
 
 
+def selfcheck() -> str:
+    """What the check at compile time finds."""
+    data = _load("selfcheck")
+    found = data["summary"]
+    meanings = {
+        "good": "good: covariance off by at most 15%, mean by .15 standard deviations",
+        "fair": "in between",
+        "bad": "bad: covariance off by more than 30%, or mean by .3 standard deviations",
+    }
+    rows = [[text, str(found[k]["networks"]), f"{found[k]['suspected']:.1%}"] for k, text in meanings.items()]
+    return _table(["beliefs that are", "networks", "warned of"], rows, data)
+
+
 def algorithm1() -> str:
     """√ρ after K iterations over its limit, averaged over layers and seeds."""
     data = _load("algorithm1")
