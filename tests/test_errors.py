@@ -275,3 +275,19 @@ def test_every_error_is_a_favour_error_and_a_builtin() -> None:
 def test_unknown_name_prints_its_message_plainly() -> None:
     assert str(favour.UnknownName("no `x`")) == "no `x`"
     assert str(favour.UnknownName()) == ""
+
+
+def test_lines_inside_favours_own_layers_are_not_the_users():
+    """A node of `favour.nn` names the line of the model that called the layer."""
+    from favour.capture.graph import capture
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop = favour.nn.Dropout(torch.tensor([0.1, 0.2]))
+
+        def forward(self, x):
+            return self.drop(x).sin()
+
+    places = {node.place for node in capture(Model(), torch.randn(2, 2)).nodes if node.kind == "call"}
+    assert places and all("test_errors.py" in place for place in places), places

@@ -48,7 +48,7 @@ __all__ = [
 aten = torch.ops.aten
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_FAVOUR = os.path.dirname(__file__) + os.sep
+_FAVOUR = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 def split_example(example: Any) -> tuple[tuple, dict[str, Any]]:
