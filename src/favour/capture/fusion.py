@@ -22,6 +22,7 @@ from favour.capture.traced import ARITHMETIC, Kinks, Traced, apply_function
 from favour.moments import Moments, quadrature
 from favour.rules.registry import RULES, pointwise_surrogate
 from favour.scalar import ScalarFunction
+from favour.scalar.function import Exactness
 from favour.surrogate import Surrogate
 from favour.value import Context, Value
 
@@ -226,5 +227,6 @@ def fused_surrogate(ctx: Context, node: FusedNode, x: Value, known: dict[Node, A
         tangent = (value(mean), derivative(mean), torch.zeros_like(mean))
         return Moments(*(torch.where(inside, a, b) for a, b in zip(found, tangent, strict=True)))
 
-    f = ScalarFunction("fused element-wise code", value, derivative, moments)
+    exactness: Exactness = "linearised" if partial else "moment-matched"
+    f = ScalarFunction("fused element-wise code", value, derivative, moments, exactness)
     return pointwise_surrogate(ctx, x, f)

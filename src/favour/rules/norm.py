@@ -96,15 +96,21 @@ def _spread(x: Value, grouped: Sequence[int], c: Tensor, centred: bool) -> tuple
 
 
 def _second_order(x: Value, centred: bool) -> Tensor:
-    """q = 2‖CΣC‖²/n², the variance of V's second-order part: C only where Σ is more than a diagonal.
+    """q = 2‖CΣC‖²/n², the variance of V's second-order part.
 
-    ‖Λ + UUᵀ‖² = Σλ² + 2Σ_k λᵀu_k² + Σ_kl (u_kᵀu_l)².
+    With u centred, ‖C(Λ + UUᵀ)C‖² = ‖CΛC‖² + 2Σ_k λᵀu_k² + Σ_kl (u_kᵀu_l)², and ‖CΛC‖² = Σλ²(1 − 2/n) + (Σλ)²/n² ≥ 0,
+    which is 0 for the one entry of a group that is always its own mean. It is summed as Σ(λ − λ̄)²(1 − 2/n) + (n − 1)λ̄²
+    for n > 1.
     """
     n = x.mean.shape[-1]
     total = torch.zeros_like(x.mean[..., :1])
     lam = x.diag
-    if lam is not None:
+    if lam is not None and not centred:
         total = total + lam.square().sum(-1, keepdim=True)
+    elif lam is not None and n > 1:
+        level = lam.mean(-1, keepdim=True)
+        apart = (lam - level).square().sum(-1, keepdim=True)
+        total = total + (1 - 2 / n) * apart + (n - 1) * level.square()
     if x.factor is not None:
         u = x.factor - x.factor.mean(-1, keepdim=True) if centred else x.factor
         if lam is not None:
