@@ -11,21 +11,24 @@ The rows of one batch are what is hostile, so that one prediction tries them all
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from cases import F64, Batched, Case, Uncertain, of_kind
+from cases import F64, Batched, Case, Uncertain, of_kind, x
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import favour
-from favour.capture.graph import capture
+from favour.capture.node import Graph, Node
 from favour.methods.settings import Settings
 from favour.plan import configure
 from favour.posterior import Posterior
 from favour.predictor import Predictor
+from favour.rules.maxima import WITH_INDICES
+
+aten = torch.ops.aten
 
 WAYS = ("dropout", "layer", "belief")
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -43,6 +46,51 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 # Row-wise cases that a prediction can take. Of a `refused` one there is nothing to probe.
 PROBED = [case for case in of_kind("linear", "scalar", "delta", "dropout", "curved") if case.per_row]
+
+
+_ONE = (
+    ("aten.layer_norm.default", lambda: (x(1), [1])),
+    ("aten.layer_norm.default", lambda: (x(4, 1), [1])),
+    ("aten.rms_norm.default", lambda: (x(1), [1])),
+    ("aten.group_norm.default", lambda: (x(4), 4)),
+    ("aten.instance_norm.default", lambda: (x(3, 1), None, None, None, None, True, 0.1, 1e-5, False)),
+    ("aten.softmax.int", lambda: (x(1), -1)),
+    ("aten.log_softmax.int", lambda: (x(2, 1), -1)),
+    ("aten.logsumexp.default", lambda: (x(1), [-1])),
+    ("aten.var.correction", lambda: (x(1), [1]), {"correction": 0}),
+    ("aten.amax.default", lambda: (x(3, 1), [2])),
+    ("aten.max_pool1d.default", lambda: (x(2, 3), [1])),
+    ("aten.max_pool2d.default", lambda: (x(2, 1, 1), [1, 1])),
+    ("aten.sum.dim_IntList", lambda: (x(1), [1])),
+    ("aten.bmm.default", lambda: (x(1, 1), x(1, 1))),
+)
+# Groups, windows and sums of one entry, and norms without a weight.
+SMALL = [
+    Case(name, "curved", build, options[0] if options else {}, f"one entry, {i}")
+    for i, (name, build, *options) in enumerate(_ONE)
+]
+_RANGES = {
+    ("sigmoid", "hardsigmoid", "softmax", "_softmax", "_safe_softmax"): (0.0, 1.0),
+    ("tanh", "erf", "sin", "cos", "sign", "hardtanh"): (-1.0, 1.0),
+    ("erfc",): (0.0, 2.0),
+    ("atan",): (-1.571, 1.571),
+    ("relu6",): (0.0, 6.0),
+    ("layer_norm [two axes, no weight]",): (-(5**0.5), 5**0.5),
+    ("group_norm [one group, no weight]",): (-(15**0.5), 15**0.5),
+    ("rms_norm [no weight]",): (-(5**0.5), 5**0.5),
+    ("rms_norm [one entry, 2]",): (-1.0, 1.0),
+    ("layer_norm [one entry, 0]", "layer_norm [one entry, 1]", "instance_norm [one entry, 4]"): (0.0, 0.0),
+    ("group_norm [one entry, 3]", "var [one entry, 8]", "log_softmax [one entry, 6]"): (0.0, 0.0),
+    ("softmax [one entry, 5]",): (1.0, 1.0),
+}
+# What an operation's values cannot leave.
+RANGES = {name: ends for names, ends in _RANGES.items() for name in names}
+
+
+def bounds(case: Case) -> tuple[float, float] | None:
+    """The range of a case's operation, where it is bounded."""
+    name = case.overload.split(".")[1]
+    return RANGES.get(f"{name} [{case.label}]") or (None if case in SMALL else RANGES.get(name))
 
 
 def first_of_each(cases: list[Case]) -> list[Case]:
@@ -74,86 +122,91 @@ def hostile_variances(*event: int, dtype: torch.dtype = F64) -> Tensor:
     return torch.stack(rows).to(dtype)
 
 
-class Layer(nn.Module):
-    """relu(W D(x)) over the last axis, with one entry that is 0."""
-
-    def __init__(self, n: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(n)
-        weight = torch.randn(n, n, generator=generator, dtype=F64)
-        if n > 1:
-            weight[0] = 0
-        self.weight = nn.Parameter(weight.to(dtype))
-        self.drop = nn.Dropout(0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(nn.functional.linear(self.drop(x), self.weight))
+def mixing(n: int, dtype: torch.dtype) -> Tensor:
+    """A matrix whose first row is 0."""
+    weight = torch.randn(n, n, generator=torch.Generator().manual_seed(n), dtype=F64)
+    if n > 1:
+        weight[0] = 0
+    return weight.to(dtype)
 
 
-class Network(nn.Module):
-    """A case's operation; its uncertain and batched arguments are the network's."""
+def numbered(shape: torch.Size) -> tuple[int | str, ...]:
+    """Sizes as a captured graph has them: the batch is a symbol."""
+    return ("s0", *shape[1:])
+
+
+class Probe:
+    """A case's operation in a graph of its own, to be predicted with many options."""
 
     def __init__(self, case: Case, way: str) -> None:
-        super().__init__()
         torch.manual_seed(0)
-        self.case = case
+        self.case, self.way = case, way
         self.leaves, self.spec = pytree.tree_flatten(tuple(case.build()))
         self.given = list({id(v): v for v in self.leaves if isinstance(v, (Uncertain, Batched))}.values())
-        self.known = nn.ParameterList([v for v in self.leaves if isinstance(v, Tensor) and v.is_floating_point()])
-        self.fronts = nn.ModuleDict()
-        for i, v in enumerate(self.given):
-            if isinstance(v, Uncertain) and way == "dropout":
-                self.fronts[str(i)] = nn.Dropout(0.5)
-            elif isinstance(v, Uncertain) and way == "layer":
-                self.fronts[str(i)] = Layer(v.mean.shape[-1], v.mean.dtype) if v.mean.ndim > 1 else nn.Dropout(0.5)
+        self.plain = [self._rows(v) for v in self.given]
+        self.args = self._beliefs() if way == "belief" else self.plain
+        self.graph = self._graph()
 
-    def forward(self, *args: Tensor) -> Any:
-        table = {
-            id(v): self.fronts[str(i)](t) if str(i) in self.fronts else t
-            for i, (v, t) in enumerate(zip(self.given, args, strict=True))
-        }
-        known = iter(self.known)
-        leaves = [
-            table[id(v)] if id(v) in table else next(known) if isinstance(v, Tensor) and v.is_floating_point() else v
-            for v in self.leaves
-        ]
-        result = self.case.op(*pytree.tree_unflatten(leaves, self.spec), **self.case.kwargs)
-        tensors = [t for t in (result if isinstance(result, (list, tuple)) else [result]) if t.is_floating_point()]
-        return tuple(t + 0 for t in tensors)  # an output of its own, so that it has a reader
+    @staticmethod
+    def _rows(v: Uncertain | Batched) -> Tensor:
+        if isinstance(v, Batched):
+            return v.tensor[torch.arange(ROWS) % len(v.tensor)]
+        return hostile(*v.mean.shape[1:], dtype=v.mean.dtype)
 
-    def inputs(self) -> list[Tensor]:
-        """Hostile rows for every argument."""
-        made = []
-        for v in self.given:
-            if isinstance(v, Uncertain):
-                made.append(hostile(*v.mean.shape[1:], dtype=v.mean.dtype))
-            else:
-                rows = torch.arange(ROWS) % len(v.tensor)
-                made.append(v.tensor[rows])
-        return made
-
-    def beliefs(self) -> list[Any]:
+    def _beliefs(self) -> list[Any]:
         return [
-            favour.Belief(t, variance=hostile_variances(*t.shape[1:], dtype=t.dtype)) if isinstance(v, Uncertain) else t
-            for v, t in zip(self.given, self.inputs(), strict=True)
+            favour.Belief(t, diag=hostile_variances(*t.shape[1:], dtype=t.dtype)) if isinstance(v, Uncertain) else t
+            for v, t in zip(self.given, self.plain, strict=True)
         ]
 
+    def _graph(self) -> Graph:
+        nodes: list[Node] = []
+        constants: dict[str, Tensor] = {}
 
-@dataclass
-class Probe:
-    """One network, predicted with many options."""
+        def made(name: str, kind: str, value: Any, target: Any = None, args: tuple = (), **kwargs: Any) -> Node:
+            shape = dtype = None
+            if isinstance(value, Tensor):
+                shape, dtype = tuple(value.shape) if kind == "constant" else numbered(value.shape), value.dtype
+            nodes.append(Node(name, kind, target or name, args, kwargs, shape, dtype, "layer", "model.py:1"))
+            return nodes[-1]
 
-    network: Network
-    way: str
+        def constant(name: str, value: Tensor) -> Node:
+            constants[name] = value
+            return made(name, "constant", value)
 
-    def __post_init__(self) -> None:
-        self.plain = self.network.inputs()
-        self.args = self.network.beliefs() if self.way == "belief" else self.plain
-        self.graph = capture(self.network, tuple(self.plain))
+        inputs = [made(f"x{i}", "input", t) for i, t in enumerate(self.plain)]
+        table = {id(v): node for v, node in zip(self.given, inputs, strict=True)}
+        for i, (v, t) in enumerate(zip(self.given, self.plain, strict=True)):
+            if self.way == "belief" or not isinstance(v, Uncertain):
+                continue
+            front = made(f"drop{i}", "call", t, aten.dropout.default, (inputs[i], 0.5, True))
+            if self.way == "layer" and t.ndim > 1:
+                weight = constant(f"w{i}", mixing(t.shape[-1], t.dtype))
+                front = made(f"linear{i}", "call", t, aten.linear.default, (front, weight))
+                front = made(f"relu{i}", "call", t, aten.relu.default, (front,))
+            table[id(v)] = front
+        leaves, values = [], []
+        for i, v in enumerate(self.leaves):
+            plain = {id(g): t for g, t in zip(self.given, self.plain, strict=True)}
+            values.append(plain.get(id(v), v))
+            leaves.append(table[id(v)] if id(v) in table else constant(f"c{i}", v) if isinstance(v, Tensor) else v)
+        result = self.case.on_means(*pytree.tree_unflatten(values, self.spec))
+        args = pytree.tree_unflatten(leaves, self.spec)
+        several = isinstance(result, (list, tuple)) or self.case.op in WITH_INDICES
+        call = made("op", "call", None if several else result, self.case.op, args, **self.case.kwargs)
+        outputs = [call]
+        if several:
+            results = result if isinstance(result, (list, tuple)) else [result]
+            outputs = [made(f"out{i}", "call", t, operator.getitem, (call, i)) for i, t in enumerate(results)]
+        in_spec = pytree.tree_structure((tuple(self.plain), {}))
+        out_spec = pytree.tree_structure([0] * len(outputs))
+        return Graph(nodes, list(inputs), outputs, in_spec, out_spec, [None] * len(inputs), constants, {})
 
     def predictor(self, option: str) -> Predictor:
+        """Over the graph, with one of `OPTIONS`."""
         settings = Settings(**OPTIONS[option])
-        return Predictor(configure(self.graph, None), settings, Posterior.wrap(None), self.network)
+        settings.validate()
+        return Predictor(configure(self.graph, None), settings, Posterior.wrap(None), nn.Module())
 
     def samples(self, n: int) -> list[Tensor]:
         """(n, rows, *event) of every output, by the network itself."""

@@ -95,7 +95,8 @@ def _few(node: Node, value: Any, plan: Plan) -> Any:
 
     if isinstance(value, Value):
         blocks = {name: rows(block, 1) for name, block in value.blocks.items()}
-        return Value(rows(value.mean), None if value.diag is None else rows(value.diag), blocks, value.name)
+        few = Value(rows(value.mean), None if value.diag is None else rows(value.diag), blocks)
+        return Value(few.mean, few.variance, name=value.name)
     return rows(value) if isinstance(value, Tensor) else value
 
 

@@ -141,17 +141,22 @@ def normalise(
     mean = hat * gain - kappa / (n * s2 * s)
     noise = v * spread / (4 * s2 * s2.square())
     common = hat * own.sqrt() / (2 * s2)  # one draw for the whole group
+    # Σ_i Var y_i by the terms above, which is at most what Σ_i y_i² ≤ n allows: kept to it where x says next to nothing
+    power, along = hat.square().sum(-1, keepdim=True), (hat.square() * v).sum(-1, keepdim=True)
+    carried = gain.square() / s2 * (v.sum(-1, keepdim=True) * (1 - k / n) - along * (2 / n - power / n**2))
+    shrink = ((carried + noise.sum(-1, keepdim=True) + common.square().sum(-1, keepdim=True)) / n).clamp_min(1).rsqrt()
+    noise, common, tilt = noise * shrink.square(), common * shrink, gain * shrink
 
     def forward(d: Tensor) -> Tensor:
         t = d.reshape(d.shape[0], *grouped)
         t = t - t.mean(-1, keepdim=True) if centred else t
-        return ((t - hat * (hat * t).mean(-1, keepdim=True)) * (gain / s)).reshape(d.shape)
+        return ((t - hat * (hat * t).mean(-1, keepdim=True)) * (tilt / s)).reshape(d.shape)
 
     def square(d: Tensor) -> Tensor:
         t = d.reshape(grouped)
         sums = [(t * power).sum(-1, keepdim=True) for power in (1.0, hat, hat.square())]
         rest = k * sums[0] + 2 * k * hat * sums[1] + hat.square() * sums[2]
-        return ((t * (1 - 2 * (k + hat.square()) / n) + rest / n**2) * (gain.square() / s2)).reshape(shape)
+        return ((t * (1 - 2 * (k + hat.square()) / n) + rest / n**2) * (tilt.square() / s2)).reshape(shape)
 
     # The matrix of one group is symmetric: C and x̂x̂ᵀ are, and x̂ is centred.
     G = LinearMap(forward, forward, square)
@@ -261,6 +266,12 @@ def _variance(ctx: Context, x: Value, dim: Any, correction: float, keepdim: bool
     n = shape[axis]
     c = last.mean - last.mean.mean(-1, keepdim=True)
     extra, _ = _spread(last, c.shape, c, True)
+    if n <= correction:
+        raise UnsupportedOperation(
+            f"the variance at {ctx.place} of {n} entries of a tensor of shape {tuple(shape)} with the correction "
+            f"{correction:g} divides by {max(n - correction, 0):g}, which torch answers with NaN. Use `correction=0` "
+            "(`unbiased=False`), or a dimension of more entries."
+        )
     scale = n / (n - correction)
     mean = scale * (c.square().mean(-1, keepdim=True) + extra.clamp_min(0))
     slope = (2 * scale / n * c).movedim(-1, axis)
