@@ -138,20 +138,23 @@ def numbered(shape: torch.Size) -> tuple[int | str, ...]:
 class Probe:
     """A case's operation in a graph of its own, to be predicted with many options."""
 
-    def __init__(self, case: Case, way: str) -> None:
+    def __init__(self, case: Case, way: str, dtype: torch.dtype = F64) -> None:
         torch.manual_seed(0)
-        self.case, self.way = case, way
-        self.leaves, self.spec = pytree.tree_flatten(tuple(case.build()))
+        self.case, self.way, self.dtype = case, way, dtype
+        leaves, self.spec = pytree.tree_flatten(tuple(case.build()))
+        self.leaves = [self._converted(v) if isinstance(v, Tensor) else v for v in leaves]
         self.given = list({id(v): v for v in self.leaves if isinstance(v, (Uncertain, Batched))}.values())
         self.plain = [self._rows(v) for v in self.given]
         self.args = self._beliefs() if way == "belief" else self.plain
         self.graph = self._graph()
 
-    @staticmethod
-    def _rows(v: Uncertain | Batched) -> Tensor:
+    def _converted(self, t: Tensor) -> Tensor:
+        return t.to(self.dtype) if t.dtype == F64 else t
+
+    def _rows(self, v: Uncertain | Batched) -> Tensor:
         if isinstance(v, Batched):
-            return v.tensor[torch.arange(ROWS) % len(v.tensor)]
-        return hostile(*v.mean.shape[1:], dtype=v.mean.dtype)
+            return self._converted(v.tensor[torch.arange(ROWS) % len(v.tensor)])
+        return self._converted(hostile(*v.mean.shape[1:], dtype=v.mean.dtype))
 
     def _beliefs(self) -> list[Any]:
         return [
