@@ -84,7 +84,8 @@ def _expected(x: Value, axis: int) -> Tensor:
 
 def _largest(x: Value, axis: int) -> Tensor:
     """max v, over the entries that are not masked."""
-    return torch.where(x.mean > -math.inf, x.variance, 0.0).amax(axis, keepdim=True)
+    v = torch.where(x.mean > -math.inf, x.variance, 0.0)
+    return v.amax(axis, keepdim=True) if v.shape[axis] else v.sum(axis, keepdim=True)
 
 
 def _rise(x: Value, p: Tensor, axis: int) -> Tensor:

@@ -137,14 +137,18 @@ def normalise(
     blocks = {name: block.reshape(block.shape[0], *grouped) for name, block in x.blocks.items()}
     own = _second_order(Value(mu, None if x.diag is None else x.diag.reshape(grouped), blocks), centred)
     spread = (4 * (c * kappa).sum(-1, keepdim=True) / n**2).clamp_min(0) + own
-    gain = 1 + 0.375 * spread / s2.square()  # E[(V + ε)^−½]·s
-    mean = hat * gain - kappa / (n * s2 * s)
-    noise = v * spread / (4 * s2 * s2.square())
-    common = hat * own.sqrt() / (2 * s2)  # one draw for the whole group
+    # One product with 1/s² after the other: s⁴ and s⁶ underflow where ε is that of `normalize`.
+    inverse = 1 / s2
+    relative = spread * inverse * inverse
+    gain = 1 + 0.375 * relative  # E[(V + ε)^−½]·s
+    mean = hat * gain - kappa * inverse / (n * s)
+    noise = 0.25 * (v * inverse) * relative
+    common = 0.5 * hat * (own.sqrt() * inverse)  # one draw for the whole group
     # Σ_i Var y_i by the terms above, which is at most what Σ_i y_i² ≤ n allows: kept to it where x says next to nothing
     power, along = hat.square().sum(-1, keepdim=True), (hat.square() * v).sum(-1, keepdim=True)
-    carried = gain.square() / s2 * (v.sum(-1, keepdim=True) * (1 - k / n) - along * (2 / n - power / n**2))
-    shrink = ((carried + noise.sum(-1, keepdim=True) + common.square().sum(-1, keepdim=True)) / n).clamp_min(1).rsqrt()
+    carried = v.sum(-1, keepdim=True) * (1 - k / n) - along * (2 / n - power / n**2)
+    carried = gain.square() * (carried * inverse) + noise.sum(-1, keepdim=True) + common.square().sum(-1, keepdim=True)
+    shrink = (carried / n).clamp_min(1).rsqrt()
     noise, common, tilt = noise * shrink.square(), common * shrink, gain * shrink
 
     def forward(d: Tensor) -> Tensor:
@@ -156,7 +160,7 @@ def normalise(
         t = d.reshape(grouped)
         sums = [(t * power).sum(-1, keepdim=True) for power in (1.0, hat, hat.square())]
         rest = k * sums[0] + 2 * k * hat * sums[1] + hat.square() * sums[2]
-        return ((t * (1 - 2 * (k + hat.square()) / n) + rest / n**2) * (tilt.square() / s2)).reshape(shape)
+        return ((t * (1 - 2 * (k + hat.square()) / n) + rest / n**2) * (tilt.square() * inverse)).reshape(shape)
 
     # The matrix of one group is symmetric: C and x̂x̂ᵀ are, and x̂ is centred.
     G = LinearMap(forward, forward, square)
