@@ -249,6 +249,6 @@ def test_log_sum_exp_of_wide_entries():
         drawn = (mean + spread * torch.randn(20_000, 4, 10, dtype=F64)).logsumexp(-1)
         log_mean = RULES[aten.log_softmax.int].function(CTX, Value(mean, v), -1).mean
         close(mean - log_mean, surrogate.mean.unsqueeze(-1).expand(4, 10))
-        assert ((surrogate.mean - drawn.mean(0)).abs() <= 0.7 * spread).all()
+        assert ((surrogate.mean - drawn.mean(0)).abs() <= 0.8 * spread).all()  # √(2 log 10) for 1.54
         assert (total <= spread**2 * (1 + 1e-9)).all()
         assert (surrogate.mean >= mean.logsumexp(-1)).all()

@@ -529,3 +529,17 @@ def test_functions_that_end_at_zero_behind_a_relu(name, options) -> None:
     assert belief.mean.isfinite().all() and belief.variance.isfinite().all()
     assert ((belief.mean - drawn.mean(0)).abs() <= 0.3 * drawn.std(0) + 1e-5).all()
     assert belief.variance[0].max() == 0 and belief.variance[:, 0].max() == 0
+
+
+@pytest.mark.parametrize("variance", [1.0, 1e4, 1e8])
+def test_wide_gaussians_keep_bounded_functions_bounded_in_float32(variance) -> None:
+    """The tangent at μ rises by σ, far more than the function does: what is taken off may not drown the rest."""
+    functions = {
+        "cos": lambda x: torch.cos(torch.relu(x)),
+        "sine": lambda x: torch.sin(torch.relu(x)),
+        "gate": lambda x: torch.sigmoid(torch.relu(x) - 1),
+    }
+    mean = torch.linspace(-3, 3, 12).reshape(3, 4)
+    for name, function in functions.items():
+        belief = favour.compile(Code(function), mean)(Belief(mean, diag=torch.full_like(mean, variance)))
+        assert belief.mean.abs().max() <= 1.01 and belief.variance.max() <= 1.01, name

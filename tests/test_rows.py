@@ -88,7 +88,8 @@ def test_mixing_the_batch_is_refused(name):
 
 @pytest.mark.parametrize("method", ["auto", "diag", "dplr", "full"])
 def test_the_message_names_operation_and_place(method):
-    with pytest.raises(favour.UnsupportedOperation, match=r"(?s)dimension 0.*aten\.flip\.default` at .*test_rows\.py:\d+"):
+    told = r"(?s)dimension 0.*aten\.flip\.default` at .*test_rows\.py:\d+"
+    with pytest.raises(favour.UnsupportedOperation, match=told):
         favour.compile(Behind(MIXING["flip"]), torch.randn(5, 4), method=method)
 
 

@@ -1,10 +1,11 @@
 """Whether a plan keeps the inputs of a batch apart.
 
-A belief is per input: row i of a result may depend on row i of what it is made from, and on no other. Shapes tell of most
-operations that move or mix rows, since the batch has a symbol of its own; x.flip(0), a lookup in dimension 0 or
+A belief is per input: row i of a result may depend on row i of what it is made from, and on no other. Shapes tell of
+most operations that move or mix rows, since the batch has a symbol of its own; x.flip(0), a lookup in dimension 0 or
 x[:, None] − x, whose result has the batch in front as well, they do not tell of. So every rule of a plan is put to the
 test that the sentence above states, whatever the operation: three inputs go through the plan, each rule is asked again
-with another first row of its uncertain arguments, and the other rows of its mean and variance have to stay as they were.
+with another first row of its uncertain arguments, and the other rows of its mean and variance have to stay as they
+were.
 """
 
 from __future__ import annotations
@@ -70,10 +71,10 @@ def check_rows(plan: Plan, values: Mapping[Node, Any], ctx: Context) -> bool:
     if problems:
         lines = "\n".join(f"  - {p}" for p in dict.fromkeys(problems))
         raise UnsupportedOperation(
-            f"{len(problems)} operation(s) on uncertain tensors move or mix the inputs of a batch, of which dimension 0 is "
-            f"the batch:\n{lines}\nPredictions are per input: write the model so that a row of its result depends on the "
-            "same row of its input only (flip, roll, sort, index or reduce another dimension; reorder the inputs before "
-            "the call)."
+            f"{len(problems)} operation(s) on uncertain tensors move or mix the inputs of a batch, that is rows of "
+            f"dimension 0:\n{lines}\nPredictions are per input: write the model so that a row of its result depends "
+            "on the same row of its input only (flip, roll, sort, index or reduce another dimension; reorder the "
+            "inputs before the call)."
         )
     return True
 

@@ -150,7 +150,9 @@ def softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, dtyp
         return total.clamp_min(0)  # a sum of squares, but for rounding
 
     G, most = LinearMap(forward, back, square), m * (1 - m)
-    if x.factor is not None:
+    if x.factor is None:
+        carried = square(v)
+    else:
         carried = forward(x.factor).square().sum(0)
         carried = carried if x.diag is None else carried + square(x.diag)
         beyond = carried > most
@@ -158,7 +160,7 @@ def softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, dtyp
         # √ has no gradient at 0, where an entry is certain and so is the row
         G = compose(scaling(torch.where(share > 0, torch.where(share > 0, share, 1.0).sqrt(), 0.0)), G)
     curved = _second_order(m, v / (1 + m * v), axis)
-    noise = torch.minimum(curved, (most - G.square(v)).clamp_min(0))
+    noise = torch.minimum(curved, (most - carried).clamp_min(0))
     label = f"{ctx.module or 'model'} (softmax)"
     return Surrogate(m, [(x, G)], [DiagonalNoise(noise, label)])
 
