@@ -12,7 +12,7 @@ from torch import nn
 import favour
 from favour.capture.graph import capture
 from favour.rules import RULES
-from favour.value import Context
+from favour.value import Context, Value
 
 F64 = torch.float64
 aten = torch.ops.aten
@@ -213,3 +213,42 @@ def test_torch_layers(name):
     mean, matrix = moments(draws)
     assert ((belief.mean - mean).abs() / draws.std(0)).mean() < 0.1
     assert relative_error(belief.covariance_matrix, matrix) < 0.2
+
+
+@pytest.mark.parametrize("spread", [1.0, 10.0, 1e4])
+@pytest.mark.parametrize("rank", [1, 4, 12])
+def test_softmax_variance_stays_below_what_probabilities_allow(spread, rank):
+    """m(1 − m), with many columns that are large together too."""
+    torch.manual_seed(0)
+    mean = torch.randn(3, 6, dtype=F64)
+    x = Value(mean, None, {"z": spread * torch.randn(rank, 3, 6, dtype=F64)})
+    surrogate = RULES[aten.softmax.int].function(CTX, x, -1)
+    ((_, G),) = surrogate.maps
+    total = G.apply(x.factor).square().sum(0) + sum(noise.diag() for noise in surrogate.noises)
+    m = surrogate.mean
+    assert (m >= 0).all() and (total <= m * (1 - m) * (1 + 1e-9) + 1e-12).all()
+
+
+def test_softmax_of_one_class_is_certain_in_float32():
+    x = Value(torch.tensor([[3.0]]), torch.tensor([[1e8]]))
+    surrogate = RULES[aten.softmax.int].function(CTX, x, -1)
+    ((_, G),) = surrogate.maps
+    assert surrogate.mean == 1
+    assert G.square(x.variance) + sum(noise.diag() for noise in surrogate.noises) <= 1e-6
+
+
+def test_log_sum_exp_of_wide_entries():
+    """Behind standard deviations far above 1, lse is the maximum: mean and variance against draws, and their bounds."""
+    torch.manual_seed(0)
+    mean = torch.randn(4, 10, dtype=F64)
+    for spread in (0.3, 30.0, 1e4):
+        v = torch.full_like(mean, spread**2)
+        surrogate = RULES[aten.logsumexp.default].function(CTX, Value(mean, v), [-1])
+        ((_, G),) = surrogate.maps
+        total = G.square(v) + sum(noise.diag() for noise in surrogate.noises)
+        drawn = (mean + spread * torch.randn(20_000, 4, 10, dtype=F64)).logsumexp(-1)
+        log_mean = RULES[aten.log_softmax.int].function(CTX, Value(mean, v), -1).mean
+        close(mean - log_mean, surrogate.mean.unsqueeze(-1).expand(4, 10))
+        assert ((surrogate.mean - drawn.mean(0)).abs() <= 0.8 * spread).all()  # √(2 log 10) for 1.54
+        assert (total <= spread**2 * (1 + 1e-9)).all()
+        assert (surrogate.mean >= mean.logsumexp(-1)).all()

@@ -102,3 +102,18 @@ def test_what_only_looks_like_a_norm_stays():
         ).nodes
     ]
     assert not any("rms_norm" in t for t in targets)
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_row_is_at_no_distance_from_itself(twice):
+    """Whether the tensor is one, or made by two views."""
+
+    def distances(x):
+        return torch.cdist(x.view(-1, 5, 6), x.view(-1, 5, 6)) if twice else torch.cdist(x, x)
+
+    x = torch.randn(3, 5, 6, dtype=F64)
+    posterior = {"shift": torch.full((1, 5, 6), 0.1**2, dtype=F64)}
+    belief = favour.compile(Behind(distances), x, posterior=posterior, method="adjoint")(x)
+    for part in (belief.mean, belief.variance):
+        assert torch.equal(part.diagonal(dim1=1, dim2=2), torch.zeros(3, 5, dtype=F64))
+    close((belief.mean > 0).sum(), torch.tensor(3 * 20))

@@ -502,3 +502,44 @@ def test_reference_agrees_with_relu_in_closed_form() -> None:
     s = 0.7 / 2**0.5
     assert abs(slope.item() - ndtr(s)) < 1e-8
     assert abs(got.item() - (0.7 * ndtr(s) + 2**0.5 * np.exp(-(s**2) / 2) / (2 * np.pi) ** 0.5)) < 1e-8
+
+
+@pytest.mark.parametrize("options", [{}, {"pairs": 16}, {"rank": 4}, {"method": "dplr"}], ids=str)
+@pytest.mark.parametrize("name", ["sqrt", "root", "log"])
+def test_functions_that_end_at_zero_behind_a_relu(name, options) -> None:
+    """√relu has an infinite slope times a slope of 0 below 0, and nothing varies where a unit is dead."""
+    functions = {"sqrt": torch.sqrt, "root": lambda t: t**0.5, "log": lambda t: torch.log(t + 1e-3)}
+
+    class Ended(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop, self.layer = nn.Dropout(0.3), nn.Linear(30, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return functions[name](torch.relu(self.layer(self.drop(x))))
+
+    model, x = Ended(), torch.rand(4, 30)
+    x[0] = 0
+    with torch.no_grad():
+        model.layer.weight[0] = 0  # a dead unit
+        model.layer.bias.zero_()
+        model.layer.weight[1] *= torch.where(x[1] > 0, -1.0, 1.0) * 3
+    belief = favour.compile(model, x, **options)(x)
+    drawn = favour.sample(model, x, 4000).detach()
+    assert belief.mean.isfinite().all() and belief.variance.isfinite().all()
+    assert ((belief.mean - drawn.mean(0)).abs() <= 0.3 * drawn.std(0) + 1e-5).all()
+    assert belief.variance[0].max() == 0 and belief.variance[:, 0].max() == 0
+
+
+@pytest.mark.parametrize("variance", [1.0, 1e4, 1e8])
+def test_wide_gaussians_keep_bounded_functions_bounded_in_float32(variance) -> None:
+    """The tangent at μ rises by σ, far more than the function does: what is taken off may not drown the rest."""
+    functions = {
+        "cos": lambda x: torch.cos(torch.relu(x)),
+        "sine": lambda x: torch.sin(torch.relu(x)),
+        "gate": lambda x: torch.sigmoid(torch.relu(x) - 1),
+    }
+    mean = torch.linspace(-3, 3, 12).reshape(3, 4)
+    for name, function in functions.items():
+        belief = favour.compile(Code(function), mean)(Belief(mean, diag=torch.full_like(mean, variance)))
+        assert belief.mean.abs().max() <= 1.01 and belief.variance.max() <= 1.01, name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from calls import Call, close, covariance, dense
@@ -9,6 +11,7 @@ from cases import of_kind
 
 import favour
 from favour.rules import RULES
+from favour.rules.norm import _second_order
 from favour.value import Context, Value
 
 F64 = torch.float64
@@ -100,3 +103,120 @@ def test_hand_written_rms_norm_is_close_to_the_operation():
     for belief in beliefs:
         assert ((belief.mean - draws.mean(0)) / draws.std(0).clamp_min(1e-9)).abs().max() < 0.1
         assert (belief.variance / draws.var(0) - 1).abs().max() < 0.3  # one large entry is not Gaussian
+
+
+def test_second_order_variance_of_a_centred_group():
+    """q = 2‖CΣC‖²/n², C = I − 11ᵀ/n, in dense matrices."""
+    for n in (1, 2, 3, 8):
+        x = uncertain(n, 0.7, 3)
+        sigma = torch.diag_embed(x.diag) + torch.einsum("rbi,rbj->bij", x.blocks["z"], x.blocks["z"])
+        C = torch.eye(n, dtype=F64) - 1 / n
+        expected = 2 * (C @ sigma @ C).square().sum((1, 2)) / n**2
+        close(_second_order(x, True).squeeze(-1), expected, f"{n}", 1e-12)
+
+
+def by_hand(t):
+    return (t - t.mean(-1, True)) / (t.var(-1, False, keepdim=True) + 1e-5).sqrt()
+
+
+ONE = {
+    "layer": lambda x, b: torch.nn.functional.layer_norm(x.unsqueeze(-1), (1,), None, b).squeeze(-1),
+    "group": lambda x, b: torch.nn.functional.group_norm(x, 6, None, b.expand(6)),
+    "instance": lambda x, b: torch.nn.functional.instance_norm(x.unsqueeze(-1), None, None, None, b.expand(6))[..., 0],
+    "by hand": lambda x, b: by_hand(x.unsqueeze(-1)).squeeze(-1) + b,
+}
+
+
+class One(torch.nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        self.name, self.drop, self.bias = name, torch.nn.Dropout(0.5), torch.nn.Parameter(torch.tensor([0.25]))
+
+    def forward(self, x):
+        return ONE[self.name](self.drop(x), self.bias)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("options", [{}, {"pairs": 16}, {"rank": 4}, {"method": "dplr"}, {"method": "full"}], ids=str)
+@pytest.mark.parametrize("name", [n for n in ONE if n != "instance"])  # torch has none of one pixel
+def test_a_group_of_one_entry_is_its_bias(name, options, dtype):
+    """An entry is its own mean, whatever it is: the result is the bias, and certain."""
+    x = 100 * torch.randn(4, 6, dtype=dtype)
+    belief = favour.compile(One(name).to(dtype), x, **options)(x)
+    close(belief.mean, torch.full_like(x, 0.25), "", 1e-5)
+    assert belief.stddev.max() <= 1e-4
+
+
+def test_norms_of_one_entry_without_a_mean_are_signs():
+    """x/√(x² + ε), and F.normalize with an ε whose powers underflow: within [−1, 1], 0 at a certain 0."""
+    x = torch.tensor([[0.0, 1.0], [1e3, 1.0], [-1e-3, 1.0]])
+
+    class Sign(torch.nn.Module):
+        def __init__(self, function):
+            super().__init__()
+            self.drop, self.function = torch.nn.Dropout(0.5), function
+
+        def forward(self, x):
+            return self.function(self.drop(x)[:, :1])
+
+    for function in (
+        lambda z: torch.nn.functional.rms_norm(z, (1,)),
+        lambda z: torch.nn.functional.normalize(z, dim=1),
+        lambda z: torch.nn.functional.cosine_similarity(z, torch.ones_like(z)),
+    ):
+        belief = favour.compile(Sign(function), x)(x)
+        assert (belief.mean.abs() <= 1).all() and (belief.variance <= 1).all()
+        assert belief.mean[0] == 0 and belief.variance[0] == 0
+
+
+@pytest.mark.parametrize("op", ["layer", "rms", "group"])
+def test_variance_stays_below_what_the_range_allows(op):
+    """Σ_i y_i² ≤ n, however little is known of x."""
+    overload, options = OPERATIONS[op]
+    for spread in (1e-3, 1.0, 1e3):
+        for n in (2, 4, 24):
+            mean = torch.randn(2, n, dtype=F64)
+            x = Value(mean, torch.full_like(mean, spread**2))
+            if op == "group":
+                options = lambda n: (1,)  # noqa: E731
+            surrogate = RULES[overload].function(CTX, x, *options(n))
+            ((_, G),) = surrogate.maps
+            total = G.square(x.variance) + sum(noise.diag() for noise in surrogate.noises)
+            assert (total.sum(-1) <= n * (1 + 1e-9)).all()
+
+
+def test_variance_of_one_entry_is_refused_with_a_correction():
+    model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Unflatten(1, (3, 1)), Spread())
+    with pytest.raises(favour.UnsupportedOperation, match=r"1 entries.*correction=0"):
+        favour.compile(model, torch.randn(2, 3))
+
+
+class Spread(torch.nn.Module):
+    def forward(self, x):
+        return x.var(2)
+
+
+@pytest.mark.parametrize("options", [{}, {"secant": True}, {"pairs": 16}, {"rank": 4}], ids=str)
+def test_standard_deviation_behind_dropout(options):
+    """Rows of all zeros included; the rest against samples."""
+
+    Linear = partial(torch.nn.Linear, bias=False)
+
+    class Deviation(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.drop, self.mix = Linear(4, 64), torch.nn.Dropout(0.3), Linear(64, 24)
+
+        def forward(self, x):
+            return self.mix(self.drop(torch.relu(self.layer(x)))).std(1)
+
+    torch.manual_seed(0)
+    model = Deviation()
+    x = torch.randn(6, 4)
+    x[0] = 0
+    belief = favour.compile(model, x, **options)(x)
+    assert belief.mean[0] == 0 and belief.variance[0] == 0
+    samples = favour.sample(model, x, 20_000).detach()
+    sampled = samples.std(0)
+    assert ((belief.mean - samples.mean(0)).abs()[1:] / sampled[1:]).max() < 0.25
+    assert (belief.stddev / sampled - 1)[1:].abs().max() < 0.25

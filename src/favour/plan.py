@@ -70,6 +70,11 @@ class Step:
     output: bool = False
     done: list[Node] = field(default_factory=list)
 
+    @property
+    def uncertain(self) -> bool:
+        """Whether the result is random, and a rule makes it."""
+        return self.rule is not None or isinstance(self.node, FusedNode)
+
 
 @dataclass(eq=False)
 class Plan:
@@ -83,6 +88,8 @@ class Plan:
     sizes: dict[str, int] = field(default_factory=dict)  # symbolic ones besides the batch, for estimates
     correction: tuple[dict[str, int], float] | None = None  # measured memory over predicted, and at which sizes
     mixed: set[str] = field(default_factory=set)  # parameters read several times, in ways that differ; see `Weight`
+    batch: int | str | None = None  # the size of dimension 0, as in the nodes' shapes
+    row_wise: bool = False  # known to keep the inputs of a batch apart; see `favour.rows`
 
     def entries(self, shape: tuple[int | str, ...] | None) -> int:
         """How many numbers a tensor holds per input; a symbolic size that is not known counts as 1."""
@@ -232,7 +239,8 @@ def make_plan(graph: Graph, inputs: Collection[str], posterior: Posterior) -> Pl
     uses = {name: sum(m.inputs.count(n) for m in users[n]) for name, n in _uncertain_parameters(uncertain)}
     leaves = [n for n in graph.nodes if n.kind != "call"]
     mixed = {name for name, n in _uncertain_parameters(uncertain) if uses[name] > 1 and _mixed(n, users[n])}
-    return Plan(_steps(graph, uncertain, posterior), graph.outputs, uncertain, uses, leaves, mixed=mixed)
+    steps = _steps(graph, uncertain, posterior)
+    return Plan(steps, graph.outputs, uncertain, uses, leaves, mixed=mixed, batch=_batch(graph))
 
 
 def _uncertain_parameters(uncertain: Collection[Node]) -> list[tuple[str, Node]]:
@@ -310,10 +318,15 @@ def _reads(node: Node, users: Mapping[Node, Collection[Node]], outputs: Collecti
     )
 
 
+def _batch(graph: Graph) -> int | str | None:
+    """The size of dimension 0, a symbol."""
+    return next((n.shape[0] for n in graph.inputs if n is not None and n.shape), None)
+
+
 def _check(graph: Graph, uncertain: set[Node]) -> None:
     """Raise one error that lists everything that cannot be done."""
     problems: list[str] = []
-    batch = next((n.shape[0] for n in graph.inputs if n is not None and n.shape), None)
+    batch = _batch(graph)
     for node in graph.nodes:
         if draws_numbers(node):
             problems.append(f"`{node.target}` at {node.place} draws random numbers in a way favour does not know")
@@ -327,6 +340,8 @@ def _check(graph: Graph, uncertain: set[Node]) -> None:
                     f"the indices of `{source.target}` at {source.place} (`return_indices=True`) are read, and which "
                     "entry is the largest is random there: return or use the maxima only"
                 )
+            elif _misplaced(node, batch):
+                problems.append(_where_the_batch_is(source, node, batch))
             continue
         entry = rule_for(node.target)
         weights = [s for s in node.inputs if s in uncertain and s.kind in ("parameter", "buffer")]
@@ -339,17 +354,26 @@ def _check(graph: Graph, uncertain: set[Node]) -> None:
             problems.append(
                 f"`{node.target}` at {node.place} reads {names}, but has no rule for an uncertain parameter"
             )
-        elif node.shape is not None and node.shape and node.shape[0] != batch:
-            problems.append(
-                f"`{node.target}` at {node.place} makes a tensor of shape {_sizes(node.shape)}, whose first "
-                f"dimension is not the batch ({batch}); uncertain tensors keep the batch in front"
-            )
+        elif _misplaced(node, batch):
+            problems.append(_where_the_batch_is(node, node, batch))
     if problems:
         lines = "\n".join(f"  - {p}" for p in dict.fromkeys(problems))
         raise UnsupportedOperation(
             f"favour cannot propagate uncertainty through {len(problems)} operation(s):\n{lines}\n"
             "Register a rule with `@favour.rule(...)` (see docs/adding-a-rule.md), or rewrite those lines."
         )
+
+
+def _misplaced(node: Node, batch: int | str | None) -> bool:
+    return node.shape is not None and node.shape[:1] != (batch,)
+
+
+def _where_the_batch_is(call: Node, result: Node, batch: int | str | None) -> str:
+    assert result.shape is not None
+    return (
+        f"`{call.target}` at {call.place} makes a tensor of shape {_sizes(result.shape)}, whose first "
+        f"dimension is not the batch ({batch}); uncertain tensors keep the batch in front"
+    )
 
 
 def _sizes(shape: tuple[int | str, ...]) -> str:

@@ -30,6 +30,7 @@ from favour.methods.choice import Choice, choose
 from favour.methods.engine import Settings, infer, infer_parts
 from favour.plan import Plan, converted, make_plan
 from favour.posterior import Posterior
+from favour.rows import check_rows
 from favour.sampling import Sampler
 from favour.sizes import bound_sizes
 from favour.slices import slices
@@ -437,7 +438,10 @@ class Predictor(nn.Module):
         plan = self._plan(frozenset(name for name, _ in sources), posterior)
         if posterior.names:
             attach(values, self.graph, plan, posterior)
-        return plan, plan.bind(values), sources
+        bound = plan.bind(values)
+        if not plan.row_wise and not torch.compiler.is_compiling():
+            plan.row_wise = check_rows(plan, bound, self._context())
+        return plan, bound, sources
 
     def _context(self) -> Context:
         short = torch.bfloat16 if self.settings.precision == "bf16" else None

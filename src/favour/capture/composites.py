@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from favour.capture.node import Node
+from favour.capture.node import DROPOUTS, Node, draws_numbers
 from favour.capture.rewriting import Builder, Shape
 
 aten = torch.ops.aten
@@ -164,6 +164,12 @@ def _pairwise(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
     return new.call(aten.sqrt.default, total, shape=node.shape)
 
 
+def _same(a: Node, b: Node) -> bool:
+    """Whether two nodes have one value: one node, or one operation without draws on the same arguments."""
+    calls = a.kind == b.kind == "call" and a.target not in DROPOUTS and not draws_numbers(a)
+    return a is b or (calls and a.target is b.target and a.args == b.args and a.kwargs == b.kwargs)
+
+
 @_expands(aten.cdist.default)
 def _cdist(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
     a, b = given["x1"], given["x2"]
@@ -175,7 +181,12 @@ def _cdist(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
     shape = (*_shape(node), d)
     gap = new.call(aten.sub.Tensor, left, right, shape=shape)
     total = _summed(new, new.call(aten.square.default, gap, shape=shape), [-1], False, _shape(node))
-    return new.call(aten.sqrt.default, total, shape=node.shape)
+    y = new.call(aten.sqrt.default, total, shape=node.shape)
+    if not _same(a, b):
+        return y
+    # A row is at 0 from itself for every draw, which marginals of a gap do not know.
+    above, below = (new.call(op, y, d, shape=node.shape) for op, d in ((aten.triu.default, 1), (aten.tril.default, -1)))
+    return new.call(aten.add.Tensor, above, below, shape=node.shape)
 
 
 @_expands(aten.moveaxis.int, aten.moveaxis.intlist, aten.fliplr.default)

@@ -22,6 +22,7 @@ from favour.capture.traced import ARITHMETIC, Kinks, Traced, apply_function
 from favour.moments import Moments, quadrature
 from favour.rules.registry import RULES, pointwise_surrogate
 from favour.scalar import ScalarFunction
+from favour.scalar.function import Exactness
 from favour.surrogate import Surrogate
 from favour.value import Context, Value
 
@@ -223,8 +224,11 @@ def fused_surrogate(ctx: Context, node: FusedNode, x: Value, known: dict[Node, A
             return found
         # Part of the Gaussian may lie outside the domain of a logarithm or a root: then f is linearised.
         inside = found.mean.isfinite() & found.slope.isfinite() & found.residual.isfinite()
-        tangent = (value(mean), derivative(mean), torch.zeros_like(mean))
+        slope = derivative(mean)
+        slope = torch.where((variance <= 0) & ~slope.isfinite(), 0.0, slope)  # √ at 0, where nothing varies
+        tangent = (value(mean), slope, torch.zeros_like(mean))
         return Moments(*(torch.where(inside, a, b) for a, b in zip(found, tangent, strict=True)))
 
-    f = ScalarFunction("fused element-wise code", value, derivative, moments)
+    exactness: Exactness = "linearised" if partial else "moment-matched"
+    f = ScalarFunction("fused element-wise code", value, derivative, moments, exactness)
     return pointwise_surrogate(ctx, x, f)

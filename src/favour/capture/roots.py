@@ -32,6 +32,7 @@ aten = torch.ops.aten
 _POWERS = {aten.pow.Tensor_Scalar}
 _POSITIVE = {aten.relu.default, aten.abs.default, aten.square.default, aten.exp.default, aten.sigmoid.default}
 _POOLS = {aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default}
+_VARIANCES = {aten.var.dim, aten.var.correction}
 _SUMS = {
     *_POOLS,
     aten.adaptive_avg_pool1d.default,
@@ -39,6 +40,7 @@ _SUMS = {
     aten.adaptive_avg_pool3d.default,
     aten.mean.dim,
     aten.sum.dim_IntList,
+    *_VARIANCES,
 }
 _PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
 _ELEMENTS = {aten.dropout.default, torch.ops.favour.dropout.default}
@@ -142,13 +144,18 @@ def _summed(node: Node) -> bool:
     return node.kind == "call" and node.target in _SUMS
 
 
+def _squares(node: Node) -> bool:
+    """x·x."""
+    return node.target is aten.mul.Tensor and node.args[0] is node.args[1]
+
+
 def _nonnegative(node: Any) -> bool:
     """Whether no value can be negative, by how it is computed."""
     if not isinstance(node, Node):
         return _number(node) and node >= 0
     if node.kind != "call":
         return False
-    if node.target in _POSITIVE:
+    if node.target in _POSITIVE | _VARIANCES or _squares(node):
         return True
     if node.target in _POWERS and _number(node.args[1]):
         return node.args[1] % 2 == 0 or _nonnegative(node.args[0])

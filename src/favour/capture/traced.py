@@ -127,8 +127,15 @@ def _div(kinks: Kinks, a: Any, b: Any) -> Traced:
     return Traced(y, (_slope(a) - y * b.slope) / b.value)
 
 
+def _chained(outer: Any, inner: Any) -> Any:
+    """The product of two slopes: 0 where the inner function is constant, and be the outer one's infinite (√relu)."""
+    if not isinstance(inner, Tensor):
+        return outer * inner if inner != 0 else 0.0
+    return torch.where(inner == 0, 0.0, outer) * inner
+
+
 def _pow(kinks: Kinks, a: Traced, exponent: Any) -> Traced:
-    slope = exponent * a.value ** (exponent - 1) * a.slope if exponent != 0 else 0.0
+    slope = _chained(exponent * a.value ** (exponent - 1), a.slope) if exponent != 0 else 0.0
     return Traced(a.value**exponent, slope, a.lines if exponent == 1 else None)
 
 
@@ -255,4 +262,4 @@ def apply_function(kinks: Kinks, target: Any, a: Traced, *args: Any, **kwargs: A
     else:
         for place in f.kinks:
             kinks.meet(a, place)
-    return Traced(f.value(a.value), f.derivative(a.value) * a.slope, lines)
+    return Traced(f.value(a.value), _chained(f.derivative(a.value), a.slope), lines)

@@ -79,9 +79,9 @@ def run(
     sweep = Sweep(values)
     for step in plan.steps:
         node = step.node
-        if step.rule is not None or isinstance(node, FusedNode):
+        if step.uncertain:
             ctx.step, ctx.module, ctx.place = node.name, node.module, node.place
-            made = _surrogate(step, values, ctx)
+            made = surrogate_of(step, values, ctx)
             results = []
             for surrogate in made if isinstance(made, list) else [made]:
                 value = representation.absorb(surrogate, step)
@@ -99,7 +99,8 @@ def run(
     return sweep
 
 
-def _surrogate(step: Step, values: Mapping[Node, Any], ctx: Context) -> Surrogate | list[Surrogate]:
+def surrogate_of(step: Step, values: Mapping[Node, Any], ctx: Context) -> Surrogate | list[Surrogate]:
+    """What the rule of an uncertain step makes of its arguments; a list where the operation has several results."""
     node = step.node
     if isinstance(node, FusedNode):
         assert node.root is not None
@@ -245,4 +246,5 @@ __all__ = [
     "evaluate",
     "pushed_blocks",
     "run",
+    "surrogate_of",
 ]

@@ -92,7 +92,10 @@ def square(mean: Tensor, variance: Tensor) -> Moments:
 def second_order(value: Tensor, first: Tensor, second: Tensor, variance: Tensor) -> Moments:
     """The delta method, from f, f′ and f″ at μ:  mean = f + ½f″v,  slope = f′,  residual = ½f″²v².
 
-    For functions such as log, which a Gaussian leaves the domain of, so that the moments do not exist.
+    For functions such as log, which a Gaussian leaves the domain of, so that the moments do not exist. Where v = 0 the
+    derivatives do not matter, and need not exist (√ at 0): those that do not are 0 there.
     """
-    bend = second * variance
+    certain = variance <= 0
+    bend = torch.where(certain, 0.0, second) * variance
+    first = torch.where(certain & ~first.isfinite(), 0.0, first)
     return Moments(value + 0.5 * bend, first, 0.5 * bend.square())

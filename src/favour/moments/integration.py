@@ -156,23 +156,25 @@ def deviations(
     else:  # with nodes held still the gradient is the quadrature of f′: exact and cheaper
         places = _nodes_around(mean.detach(), sigma.detach(), nodes or (41 if precise else 17), centre)
     # Sums over the nodes of f less its tangent at μ, in one pass: the tangent takes the cancellation out.
+    # For a wide Gaussian that would bring in numbers as large as σ, so the tangent is taken no steeper than at σ = 1.
     value = f(mean)
-    tilt = torch.zeros_like(mean) if derivative is None else derivative(mean) * sigma
+    slope = torch.zeros_like(mean) if derivative is None else derivative(mean)
+    tilt = slope * sigma.clamp(max=1)
     sums = [torch.zeros_like(mean) for _ in range(6)]
     for z, w in places:
         delta = torch.addcmul(f(torch.addcmul(mean, sigma, z)) - value, tilt, z, value=-1)
         sums = _with_nodes(sums, z, w, delta)
     for line, index, sign in ((ends[0], 0, -1), (ends[1], -1, 1)):
         if line is not None:
-            offset, slope = line[0] + line[1] * mean - value, line[1] * sigma - tilt
-            sums = _with_tail(sums, sign * (kinks[index] - mean) / sigma, sign, offset, slope)
+            offset, rise = line[0] + line[1] * mean - value, line[1] * sigma - tilt
+            sums = _with_tail(sums, sign * (kinks[index] - mean) / sigma, sign, offset, rise)
     z1, z2, d1, d2, zd = (s / sums[0] for s in sums[1:])
     spread = z2 - z1 * z1  # the variance of z on these nodes, so that Cauchy–Schwarz holds for them
     gain = (zd - z1 * d1) / spread
     residual = (d2 - d1 * d1 - gain * gain * spread).clamp(min=0)
     ratio = variance.clamp(min=0) / widened  # ρ²
-    tilt = gain / sigma
-    return d1 * ratio, tilt if derivative is None else tilt * ratio, residual * ratio * ratio
+    more = gain / sigma - slope * (1 - 1 / sigma.clamp(min=1))
+    return d1 * ratio, more if derivative is None else more * ratio, residual * ratio * ratio
 
 
 def quadrature(

@@ -11,30 +11,38 @@ result. The slope is Stein's, E[∂p_i/∂x_j] = E[p_i δ_ij − p_i p_j], with 
 
 J for certain scores, and smaller where they are not: at standard deviations of 0.2 it takes the error of the covariance
 from 7 % to 1 %. So that it stays a contraction, λ counts as λ/(1 + mλ) and UUᵀ is divided by 1 + Σ uᵀJu. With
-r = m²λ/(1 + mλ) and w = Ju both parts are of low rank,
+D = m/(1 + mλ), r = m − D = mλD and w = Ju both parts are of low rank,
 
-    G = diag(m − r) − ((1 + Σr)m − r)mᵀ + mrᵀ − Σ_k w_k w_kᵀ = diag(D) − Σ_l P_l Q_lᵀ
+    G = diag(D) − Dmᵀ − m((Σr)m − r)ᵀ − Σ_k w_k w_kᵀ = diag(D) − Σ_l P_l Q_lᵀ
     Σ_j G_ij² v_j = D_i(D_i − 2Σ_l P_li Q_li)v_i + Σ_ll′ P_li P_l′i (Σ_j Q_lj Q_l′j v_j),
 
-so neither needs a matrix for each row of scores.
+so neither needs a matrix for each row of scores. Several columns u that are large together may still take an entry
+above the variance that 0 ≤ p_i ≤ 1 allows: its row of G is shortened to that.
 
     softmax       N_ii = ½ tr(H_i V H_i V),   H_i = m_i[(e_i − m)(e_i − m)ᵀ − diag(m) + mmᵀ],  V = diag(v/(1 + mv)),
                   the variance of the second-order term, and at most what 0 ≤ p_i ≤ 1 allows
-    log_softmax   y = x − lse(x),  E[lse] ≈ lse(μ) + ½(pᵀv − pᵀΣp),   G = I − 1mᵀ
+    log_softmax   y = x − lse(x),  E[lse] ≈ lse(μ) + b,  b = ½(pᵀv − pᵀΣp),   G = I − 1mᵀ
     logsumexp     that lse with G = mᵀ and N = ½ tr(HΛHΛ), H = diag(p) − ppᵀ
+
+b and N grow as v and v² do, the truth as √v and v: since lse rises by no more than the largest rise of an entry, of n,
+
+    E[lse] − lse(μ) ≤ E[max_i (x_i − μ_i)] ≤ √(2 max v log n),   Var[lse] ≤ E[pᵀΣp] ≤ max v   (Poincaré),
+
+which b and mᵀΣm + N are kept to: at ten entries of one variance that takes a standard deviation above 4.
 
 Entries at −∞ (masked) have probability 0.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.linear_map import LinearMap, weighted_sum
+from favour.linear_map import LinearMap, compose, scaling, weighted_sum
 from favour.rules.registry import rule
 from favour.surrogate import DiagonalNoise, Surrogate
 from favour.value import Context, Value
@@ -74,6 +82,19 @@ def _expected(x: Value, axis: int) -> Tensor:
     return p
 
 
+def _largest(x: Value, axis: int) -> Tensor:
+    """max v, over the entries that are not masked."""
+    v = torch.where(x.mean > -math.inf, x.variance, 0.0)
+    return v.amax(axis, keepdim=True) if v.shape[axis] else v.sum(axis, keepdim=True)
+
+
+def _rise(x: Value, p: Tensor, axis: int) -> Tensor:
+    """E[lse] − lse(μ)."""
+    bend = 0.5 * (p * (x.variance - _times(x, p, axis))).sum(axis, keepdim=True)
+    most = (2 * math.log(max(p.shape[axis], 1)) * _largest(x, axis)).clamp_min(torch.finfo(p.dtype).tiny).sqrt()
+    return torch.minimum(bend, most)
+
+
 def _second_order(p: Tensor, v: Tensor, axis: int) -> Tensor:
     """½ tr(H_i V H_i V) for every i, in O(n)."""
     S2 = (v * p.square()).sum(axis, keepdim=True)
@@ -102,10 +123,9 @@ def softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, dtyp
     v = x.variance
     m = _expected(x, axis)
     # D, and P and Q in one tensor each: (L, *shape)
-    lam = torch.zeros_like(m) if x.diag is None else x.diag
-    r = m.square() * lam / (1 + m * lam)
-    D = m - r
-    left, right = [(1 + r.sum(axis, keepdim=True)) * m - r, -m], [m, r]
+    D = m if x.diag is None else m / (1 + m * x.diag)
+    r = m - D if x.diag is None else m * x.diag * D
+    left, right = [D, m], [m, r.sum(axis, keepdim=True) * m - r]
     if x.factor is not None:
         u = x.factor
         w = m * u
@@ -127,12 +147,22 @@ def softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, dtyp
         for P_l, Q_l in zip(P, Q, strict=True):
             seen = (Q * (Q_l * d)).sum(axis + 1, keepdim=True)
             total = total + P_l * (P * seen).sum(0)
-        return total
+        return total.clamp_min(0)  # a sum of squares, but for rounding
 
+    G, most = LinearMap(forward, back, square), m * (1 - m)
+    if x.factor is None:
+        carried = square(v)
+    else:
+        carried = forward(x.factor).square().sum(0)
+        carried = carried if x.diag is None else carried + square(x.diag)
+        beyond = carried > most
+        share = torch.where(beyond, most / torch.where(beyond, carried, 1.0), 1.0)
+        # √ has no gradient at 0, where an entry is certain and so is the row
+        G = compose(scaling(torch.where(share > 0, torch.where(share > 0, share, 1.0).sqrt(), 0.0)), G)
     curved = _second_order(m, v / (1 + m * v), axis)
-    noise = torch.minimum(curved, (m * (1 - m) - square(v)).clamp_min(0))
+    noise = torch.minimum(curved, (most - carried).clamp_min(0))
     label = f"{ctx.module or 'model'} (softmax)"
-    return Surrogate(m, [(x, LinearMap(forward, back, square))], [DiagonalNoise(noise, label)])
+    return Surrogate(m, [(x, G)], [DiagonalNoise(noise, label)])
 
 
 @rule(aten.log_softmax.int, aten._log_softmax.default, exactness="linearised", family="attention")
@@ -143,8 +173,7 @@ def log_softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, 
             f"a log-softmax at {ctx.place} converts from {x.mean.dtype} to {dtype}; convert with `.to` before it."
         )
     p = x.mean.softmax(axis)
-    v, carried = x.variance, _times(x, p, axis)
-    mean = x.mean.log_softmax(axis) - 0.5 * (p * (v - carried)).sum(axis, keepdim=True)
+    mean = x.mean.log_softmax(axis) - _rise(x, p, axis)
     m = _expected(x, axis)
 
     def square(d: Tensor) -> Tensor:
@@ -168,15 +197,17 @@ def logsumexp(ctx: Context, x: Value, dim: Any, keepdim: bool = False) -> Surrog
     axis = _axis(ctx, x, dims[0])
     p = x.mean.softmax(axis)
     v = x.variance
-    mean = x.mean.logsumexp(axis, True) + 0.5 * (p * (v - _times(x, p, axis))).sum(axis, keepdim=True)
+    mean = x.mean.logsumexp(axis, True) + _rise(x, p, axis)
     m = _expected(x, axis)
     pv = p * v
     # tr(HΛHΛ) = Σ p²v² − 2Σ p³v² + (Σ p²v)²
     bend = (pv.square() * (1 - 2 * p)).sum(axis, keepdim=True) + (p * pv).sum(axis, keepdim=True).square()
+    left = _largest(x, axis) - (m * _times(x, m, axis)).sum(axis, keepdim=True)
+    bend = torch.minimum(0.5 * bend, left).clamp_min(0)
 
     def shaped(t: Tensor, at: int) -> Tensor:
         return t if keepdim else t.squeeze(at)
 
     G = weighted_sum(m, axis, keepdim)
-    noise = DiagonalNoise(shaped(0.5 * bend.clamp_min(0), axis), f"{ctx.module or 'model'} (logsumexp)")
+    noise = DiagonalNoise(shaped(bend, axis), f"{ctx.module or 'model'} (logsumexp)")
     return Surrogate(shaped(mean, axis), [(x, G)], [noise])

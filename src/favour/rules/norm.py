@@ -96,15 +96,21 @@ def _spread(x: Value, grouped: Sequence[int], c: Tensor, centred: bool) -> tuple
 
 
 def _second_order(x: Value, centred: bool) -> Tensor:
-    """q = 2‖CΣC‖²/n², the variance of V's second-order part: C only where Σ is more than a diagonal.
+    """q = 2‖CΣC‖²/n², the variance of V's second-order part.
 
-    ‖Λ + UUᵀ‖² = Σλ² + 2Σ_k λᵀu_k² + Σ_kl (u_kᵀu_l)².
+    With u centred, ‖C(Λ + UUᵀ)C‖² = ‖CΛC‖² + 2Σ_k λᵀu_k² + Σ_kl (u_kᵀu_l)², and ‖CΛC‖² = Σλ²(1 − 2/n) + (Σλ)²/n² ≥ 0,
+    which is 0 for the one entry of a group that is always its own mean. It is summed as Σ(λ − λ̄)²(1 − 2/n) + (n − 1)λ̄²
+    for n > 1.
     """
     n = x.mean.shape[-1]
     total = torch.zeros_like(x.mean[..., :1])
     lam = x.diag
-    if lam is not None:
+    if lam is not None and not centred:
         total = total + lam.square().sum(-1, keepdim=True)
+    elif lam is not None and n > 1:
+        level = lam.mean(-1, keepdim=True)
+        apart = (lam - level).square().sum(-1, keepdim=True)
+        total = total + (1 - 2 / n) * apart + (n - 1) * level.square()
     if x.factor is not None:
         u = x.factor - x.factor.mean(-1, keepdim=True) if centred else x.factor
         if lam is not None:
@@ -131,21 +137,30 @@ def normalise(
     blocks = {name: block.reshape(block.shape[0], *grouped) for name, block in x.blocks.items()}
     own = _second_order(Value(mu, None if x.diag is None else x.diag.reshape(grouped), blocks), centred)
     spread = (4 * (c * kappa).sum(-1, keepdim=True) / n**2).clamp_min(0) + own
-    gain = 1 + 0.375 * spread / s2.square()  # E[(V + ε)^−½]·s
-    mean = hat * gain - kappa / (n * s2 * s)
-    noise = v * spread / (4 * s2 * s2.square())
-    common = hat * own.sqrt() / (2 * s2)  # one draw for the whole group
+    # One product with 1/s² after the other: s⁴ and s⁶ underflow where ε is that of `normalize`.
+    inverse = 1 / s2
+    relative = spread * inverse * inverse
+    gain = 1 + 0.375 * relative  # E[(V + ε)^−½]·s
+    mean = hat * gain - kappa * inverse / (n * s)
+    noise = 0.25 * (v * inverse) * relative
+    common = 0.5 * hat * (own.sqrt() * inverse)  # one draw for the whole group
+    # Σ_i Var y_i by the terms above, which is at most what Σ_i y_i² ≤ n allows: kept to it where x says next to nothing
+    power, along = hat.square().sum(-1, keepdim=True), (hat.square() * v).sum(-1, keepdim=True)
+    carried = v.sum(-1, keepdim=True) * (1 - k / n) - along * (2 / n - power / n**2)
+    carried = gain.square() * (carried * inverse) + noise.sum(-1, keepdim=True) + common.square().sum(-1, keepdim=True)
+    shrink = (carried / n).clamp_min(1).rsqrt()
+    noise, common, tilt = noise * shrink.square(), common * shrink, gain * shrink
 
     def forward(d: Tensor) -> Tensor:
         t = d.reshape(d.shape[0], *grouped)
         t = t - t.mean(-1, keepdim=True) if centred else t
-        return ((t - hat * (hat * t).mean(-1, keepdim=True)) * (gain / s)).reshape(d.shape)
+        return ((t - hat * (hat * t).mean(-1, keepdim=True)) * (tilt / s)).reshape(d.shape)
 
     def square(d: Tensor) -> Tensor:
         t = d.reshape(grouped)
         sums = [(t * power).sum(-1, keepdim=True) for power in (1.0, hat, hat.square())]
         rest = k * sums[0] + 2 * k * hat * sums[1] + hat.square() * sums[2]
-        return ((t * (1 - 2 * (k + hat.square()) / n) + rest / n**2) * (gain.square() / s2)).reshape(shape)
+        return ((t * (1 - 2 * (k + hat.square()) / n) + rest / n**2) * (tilt.square() * inverse)).reshape(shape)
 
     # The matrix of one group is symmetric: C and x̂x̂ᵀ are, and x̂ is centred.
     G = LinearMap(forward, forward, square)
@@ -255,6 +270,12 @@ def _variance(ctx: Context, x: Value, dim: Any, correction: float, keepdim: bool
     n = shape[axis]
     c = last.mean - last.mean.mean(-1, keepdim=True)
     extra, _ = _spread(last, c.shape, c, True)
+    if n <= correction:
+        raise UnsupportedOperation(
+            f"the variance at {ctx.place} of {n} entries of a tensor of shape {tuple(shape)} with the correction "
+            f"{correction:g} divides by {max(n - correction, 0):g}, which torch answers with NaN. Use `correction=0` "
+            "(`unbiased=False`), or a dimension of more entries."
+        )
     scale = n / (n - correction)
     mean = scale * (c.square().mean(-1, keepdim=True) + extra.clamp_min(0))
     slope = (2 * scale / n * c).movedim(-1, axis)

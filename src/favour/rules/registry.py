@@ -117,7 +117,7 @@ def pointwise_surrogate(ctx: Context, x: Value, f: ScalarFunction) -> Surrogate:
         return curvature(f, x.mean, x.variance)
 
     beyond = None
-    if x.cumulants is None or not price:
+    if x.cumulants is None or not price or f.exactness == "linearised":  # two values may lie outside f's domain
         mean, slope, residual = surrogate_slope(f, x.mean, x.variance, ctx.activation)
     else:
         third, fourth = x.cumulants

@@ -68,7 +68,10 @@ def delta(name: str, value: Function, derivative: Function, second: Function) ->
         mean, variance, out = gauss.widen(mean, variance)
         return gauss.second_order(value(mean), derivative(mean), second(mean), variance).to(out)
 
-    return ScalarFunction(name, value, derivative, moments, "linearised")
+    def curvature(mean: Tensor, variance: Tensor) -> Tensor:
+        return second(mean)
+
+    return ScalarFunction(name, value, derivative, moments, "linearised", curvature=curvature)
 
 
 def rescaled(inner: ScalarFunction, name: str, value: Function, beta: float, gain: float) -> ScalarFunction:

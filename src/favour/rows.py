@@ -1,0 +1,128 @@
+"""Whether a plan keeps the inputs of a batch apart.
+
+A belief is per input: row i of a result may depend on row i of what it is made from, and on no other. Shapes tell of
+most operations that move or mix rows, since the batch has a symbol of its own; x.flip(0), a lookup in dimension 0 or
+x[:, None] − x, whose result has the batch in front as well, they do not tell of. So every rule of a plan is put to the
+test that the sentence above states, whatever the operation: three inputs go through the plan, each rule is asked again
+with another first row of its uncertain arguments, and the other rows of its mean and variance have to stay as they
+were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from favour.capture.node import Node
+from favour.errors import UnsupportedOperation
+from favour.methods.forward import DiagonalOnly, evaluate, surrogate_of
+from favour.plan import Plan
+from favour.surrogate import Surrogate
+from favour.value import Context, Value, mean_of
+
+ROWS = 3
+# Relative to the largest entry: rows that are computed from the same numbers come out the same but for rounding.
+_SAME = 1e-3
+
+
+@torch.no_grad()
+def check_rows(plan: Plan, values: Mapping[Node, Any], ctx: Context) -> bool:
+    """Raise where an operation of the plan mixes the inputs of a batch.
+
+    Args:
+        plan: The steps.
+        values: Inputs, parameters and constants by node, for any batch.
+        ctx: With the activation mode; not written to.
+
+    Returns:
+        True; False where the batch is empty, so that there was nothing to try.
+
+    Raises:
+        UnsupportedOperation: Names every such operation, with module path and source line.
+    """
+    if any(node.kind == "input" and getattr(mean_of(value), "shape", ())[:1] == (0,) for node, value in values.items()):
+        return False
+    taken = {node: _few(node, value, plan) for node, value in values.items()}
+    ctx = replace(ctx, shared={}, cache=None)
+    representation = DiagonalOnly()
+    problems: list[str] = []
+    for step in plan.steps:
+        node = step.node
+        if not step.uncertain:
+            taken[node] = evaluate(node, taken)
+        else:
+            ctx.step, ctx.module, ctx.place = node.name, node.module, node.place
+            before = dict(ctx.shared)
+            made = surrogate_of(step, taken, ctx)
+            found = [representation.absorb(s, step) for s in _listed(made)]
+            for sign in (1.0, -1.0):
+                changed = {**taken, **{n: _with_other_row(taken[n], sign) for n in node.inputs}}
+                again = _listed(surrogate_of(step, changed, replace(ctx, shared=dict(before))))
+                if not all(_alike(a, representation.absorb(b, step)) for a, b in zip(found, again, strict=True)):
+                    problems.append(f"`{node.target}` at {node.place}")
+                    break
+            taken[node] = found if isinstance(made, list) else found[0]
+        for done in step.done:
+            taken.pop(done, None)
+    if problems:
+        lines = "\n".join(f"  - {p}" for p in dict.fromkeys(problems))
+        raise UnsupportedOperation(
+            f"{len(problems)} operation(s) on uncertain tensors move or mix the inputs of a batch, that is rows of "
+            f"dimension 0:\n{lines}\nPredictions are per input: write the model so that a row of its result depends "
+            "on the same row of its input only (flip, roll, sort, index or reduce another dimension; reorder the "
+            "inputs before the call)."
+        )
+    return True
+
+
+def _listed(made: Surrogate | list[Surrogate]) -> list[Surrogate]:
+    return made if isinstance(made, list) else [made]
+
+
+def _few(node: Node, value: Any, plan: Plan) -> Any:
+    """The first inputs of a batch, repeated where it has fewer."""
+    if node.kind != "input" or node.shape is None or plan.batch is None:
+        return value
+    dims = [d for d, size in enumerate(node.shape) if size == plan.batch]
+
+    def rows(t: Tensor, lead: int = 0) -> Tensor:
+        for d in dims:
+            t = t.index_select(d + lead, torch.arange(ROWS, device=t.device) % t.shape[d + lead])
+        return t
+
+    if isinstance(value, Value):
+        blocks = {name: rows(block, 1) for name, block in value.blocks.items()}
+        few = Value(rows(value.mean), None if value.diag is None else rows(value.diag), blocks)
+        return Value(few.mean, few.variance, name=value.name)
+    return rows(value) if isinstance(value, Tensor) else value
+
+
+def _with_other_row(value: Any, sign: float) -> Any:
+    """An uncertain tensor with another first row, above or below all others; anything else as it is."""
+    if isinstance(value, list):
+        return [_with_other_row(v, sign) for v in value]
+    if not isinstance(value, Value) or not value.mean.numel() or not value.mean.ndim:
+        return value
+    mean, variance = value.mean.detach().clone(), value.variance.detach().clone()
+    size = 1 + mean.nan_to_num(0, 0, 0).abs().max()
+    steps = torch.linspace(1, 2, mean[0].numel(), dtype=mean.dtype, device=mean.device).reshape(mean[0].shape)
+    mean[0] += 3 * sign * size * steps
+    variance[0] = 2 * variance[0] + 0.1 * size.square() * steps
+    return Value(mean, variance, name=value.name)
+
+
+def _alike(a: Value, b: Value) -> bool:
+    """Whether all rows but the first are the same."""
+    pairs = ((a.mean, b.mean), (a.variance, b.variance))
+    return a.mean.ndim > 0 and len(a.mean) == ROWS and all(_close(s[1:], t[1:]) for s, t in pairs)
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    a, b = (t.nan_to_num(0, 0, 0) for t in (a, b))
+    return not a.numel() or bool((a - b).abs().max() <= _SAME * a.abs().max())
