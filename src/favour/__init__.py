@@ -12,6 +12,7 @@ from favour.check import Check, check
 from favour.compilation import compile
 from favour.draws import sample
 from favour.errors import (
+    AmbiguousOutputs,
     CaptureError,
     ChangedModel,
     CorruptFile,
@@ -22,6 +23,7 @@ from favour.errors import (
     InvalidValue,
     MissingExtra,
     NoDensity,
+    NotCalibrated,
     NothingUncertain,
     OutOfRange,
     ReducedCovariance,
