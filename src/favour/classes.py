@@ -38,8 +38,7 @@ def ending_of(predict: Predictor) -> Ending:
     """What the predictor's one output is; unknown for several."""
     known = predict._ending
     if known is None or known[0] is not predict.graph:
-        unknown = Ending(None, None, False, False)
-        known = predict.graph, ending(predict.graph) if len(predict.graph.outputs) == 1 else unknown
+        known = predict.graph, ending(predict.graph) if len(predict.graph.outputs) == 1 else Ending()
         predict._ending = known
     return known[1]
 
@@ -110,9 +109,10 @@ def probabilities(
     """`Predictor.probabilities`."""
     by, kind, given = resolved(predict, args, kwargs, kind)
     if given is not None:
-        if estimator == "head" or n is not None:
-            raise UnsupportedOperation(_NO_LOGITS)
-        return as_given(given.mean, kind)
+        drawn = (
+            head.probabilities(by, args, kwargs, GIVEN, estimator, n) if n is not None or estimator == "head" else None
+        )
+        return as_given(given.mean if drawn is None else drawn, kind, ending_of(predict).sums)
     return head.probabilities(by, args, kwargs, kind, estimator, n)
 
 

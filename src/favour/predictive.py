@@ -82,7 +82,11 @@ def probabilities(belief: Belief, *, kind: str | None = None, estimator: str = "
         return as_given(belief.mean, kind)
     if not torch.compiler.is_compiling() and _looks_given(belief, kind):
         return as_given(belief.mean)
-    kind = check_event(tuple(belief.event_shape), kind)
+    return expected(belief, check_event(tuple(belief.event_shape), kind), estimator, nodes)
+
+
+def expected(belief: Belief, kind: str, estimator: str = "nodes", nodes: int = NODES) -> Tensor:
+    """`probabilities` of what is known to be logits."""
     if estimator not in ESTIMATORS or (estimator == "bridge" and kind != "softmax"):
         raise InvalidValue(
             f"`estimator` is {estimator!r} for kind {kind!r}; choose one of {', '.join(ESTIMATORS)} (bridge: softmax "
@@ -284,6 +288,8 @@ def mean_link(kind: str, z: Tensor) -> Tensor:
     """
     if kind == "softmax":
         return z.softmax(1).mean(2)
+    if kind == GIVEN:
+        return z.mean(2)
     p = z.movedim(2, 0).sigmoid()
     if kind == "multilabel":
         return p.mean(0)

@@ -36,13 +36,14 @@ def between_zero_and_one(mean: Tensor) -> bool:
     return mean.numel() >= ENOUGH and bool((mean.amin() >= 0) & (mean.amax() <= 1))
 
 
-def as_given(mean: Tensor, kind: str | None = None) -> Tensor:
+def as_given(mean: Tensor, kind: str | None = None, known: bool = False) -> Tensor:
     """Probabilities from outputs (B, *event) that are probabilities already.
 
     Args:
         mean: Of a belief over them.
         kind: How they belong together: `"softmax"`, one class of C; `"binary"`, that of class 1 of two; `"multilabel"`,
             questions of their own; `"ordinal"`, P(y > k); None or `"probabilities"` for what their shape and sum say.
+        known: Whether rows are known to sum to one, but for what a propagated mean is off.
 
     Raises:
         InvalidValue: They lie outside [0, 1], or do not sum to one where `kind` says so.
@@ -55,14 +56,14 @@ def as_given(mean: Tensor, kind: str | None = None) -> Tensor:
         raise ShapeMismatch(f"probabilities of shape {tuple(mean.shape)} do not fit kind {kind!r}; leave `kind` out.")
     p = mean.clamp(0, 1)
     if torch.compiler.is_compiling():
-        sums = kind == "softmax"
+        sums = known or kind == "softmax"
     else:
         if mean.numel() and not bool((mean - p).abs().amax() <= LOOSE):
             raise InvalidValue(
                 f"outputs between {mean.amin().item():.3g} and {mean.amax().item():.3g} are no probabilities; kind "
                 f"{kind!r} was asked for. For logits say what they are: 'softmax', 'binary', 'multilabel', 'ordinal'."
             )
-        sums = kind in (None, "softmax", GIVEN) and mean.dim() == 2 and sums_to_one(mean, LOOSE)
+        sums = known or (kind in (None, "softmax", GIVEN) and mean.dim() == 2 and sums_to_one(mean, LOOSE))
         if kind == "softmax" and mean.numel() and not sums:
             raise InvalidValue(
                 "the model's outputs lie in [0, 1] and do not sum to one, so they are no probabilities of exclusive "

@@ -66,23 +66,25 @@ class Ending:
     Attributes:
         link: `"softmax"` or `"sigmoid"` if it ends in one; else None.
         logits: What goes into the link, None if that cannot stand alone (masked with −∞).
+        path: Changes of shape and dtype that make them the output's, last first.
         within: It lies in [0, 1], by its link or by the range of what it is made of.
+        sums: Its numbers sum to one.
         linear: It comes straight from weights, as logits do, so that it is no distribution.
-        path: The calls between the link and the output, the output first; changes of shape and dtype only.
     """
 
-    link: str | None
-    logits: Node | None
-    within: bool
-    linear: bool
+    link: str | None = None
+    logits: Node | None = None
     path: tuple[Node, ...] = ()
+    within: bool = False
+    sums: bool = False
+    linear: bool = False
 
 
 def ending(graph: Graph, index: int = 0) -> Ending:
     """What output `index` of a graph is."""
     output = graph.outputs[index]
     if not isinstance(output, Node) or output.kind != "call":
-        return Ending(None, None, False, False)
+        return Ending()
     within = _within(output)
     path: list[Node] = []
     node, depth = output, 0  # depth: exponentials less logarithms between the link and the output
@@ -93,9 +95,12 @@ def ending(graph: Graph, index: int = 0) -> Ending:
             name, logits = link
             fits = name == SIGMOID or _over_all(node, output)
             if not fits:
-                return Ending(None, None, within, False)
-            sound = not _masked(logits)
-            return Ending(name, logits if sound else None, True, False, tuple(path))
+                return Ending(within=within)
+            if _masked(logits):
+                return Ending(name, within=True, sums=name == SOFTMAX)
+            return Ending(name, *_bare(logits, path, output), within=True, sums=name == SOFTMAX)
+        if depth == 0 and _normalised(node) is not None and within and _over_all(node, output):
+            return Ending(within=True, sums=True)
         if before is None:
             break
         if node.target in _SAME:
@@ -107,7 +112,7 @@ def ending(graph: Graph, index: int = 0) -> Ending:
         elif not _careful(node):
             break
         node = before
-    return Ending(None, None, within, node.target in _LINEAR)
+    return Ending(within=within, linear=node.target in _LINEAR)
 
 
 def without_links(graph: Graph) -> Graph | None:
@@ -165,6 +170,17 @@ def _over_all(node: Node, output: Node) -> bool:
         dim = next((i for i, s in enumerate(shape) if i and s == last[1]), 0)
     others = [s for i, s in enumerate(shape) if i and i != dim % len(shape)]
     return shape[dim % len(shape)] == last[1] and all(s == 1 for s in others)
+
+
+def _bare(logits: Node, path: list[Node], output: Node) -> tuple[Node, tuple[Node, ...]]:
+    """The logits before changes of shape and dtype that the path behind the link undoes or that need not be."""
+    node = logits
+    while node.target in _SAME:
+        node = node.args[0]
+        axes = [s for s in (node.shape or ())[1:] if s != 1]
+        if node.shape == output.shape and len(axes) < 2:  # one axis keeps its order whatever is done to shapes
+            return node, ()
+    return logits, () if logits.shape == output.shape and len((logits.shape or ())) < 3 else tuple(path)
 
 
 def _careful(node: Node) -> bool:

@@ -24,6 +24,7 @@ from favour.head.match import weighed, weight_of
 from favour.head.tables import tables
 from favour.methods.engine import infer
 from favour.posterior import Posterior
+from favour.simplex import GIVEN
 from favour.slices import slices
 from favour.tensors import check_inputs
 from favour.value import Value, mean_of
@@ -53,13 +54,15 @@ def probabilities(
             if not _uncertain(args, kwargs):
                 parts = []
                 for z in _drawn(predict, args, kwargs, n):
-                    kind = predictive.check_event(tuple(z.shape[1:2]), kind)
+                    kind = kind if kind == GIVEN else predictive.check_event(tuple(z.shape[1:2]), kind)
                     parts.append(predictive.mean_link(kind, z))
                 return _joined(parts, 0)
             if asked:
                 raise UnsupportedOperation("an input is itself a Belief; the head is sampled for plain inputs only.")
         estimator = "nodes"
-    return predictive.probabilities(predict(*args, **kwargs), kind=kind, estimator=estimator)
+    belief = predict(*args, **kwargs)
+    predictive.check_belief(belief)
+    return predictive.expected(belief, predictive.check_event(tuple(belief.event_shape), kind), estimator)
 
 
 def _uncertain(args: tuple, kwargs: Mapping[str, Any]) -> bool:
