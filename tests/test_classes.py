@@ -8,6 +8,7 @@ from torch import nn
 import favour
 from favour.belief import Belief
 from favour.errors import AmbiguousOutputs, InvalidValue, UnsupportedOperation
+from favour.rating.models import PredictorRater
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(3))
 
@@ -241,3 +242,52 @@ def test_scores_refuse_probabilities_and_take_their_draws():
     z = bare.sample(X, n=500, generator=g)
     torch.testing.assert_close(favour.scores.entropy(z.softmax(-1)), favour.scores.entropy(z), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(favour.scores.jsd(z.softmax(-1)), favour.scores.jsd(z), atol=1e-5, rtol=1e-3)
+
+
+# ---- what is made of a predictor
+
+
+@pytest.mark.parametrize(("name", "link"), [("softmax", "softmax"), ("log_softmax", "softmax"), ("sigmoid", "binary")])
+def test_exported_and_rated_probabilities_know_the_link(tmp_path, name, link):
+    outputs = 3 if link == "softmax" else 1
+    end = SOFTMAXES[name] if link == "softmax" else SIGMOIDS[name]
+    predict, bare = compiled(end, outputs), compiled(outputs=outputs)
+    want = favour.load_exported(favour.export(bare, tmp_path / "bare.pt2", kind=link))(X)
+    model = favour.load_exported(favour.export(predict, tmp_path / "model.pt2"))
+    have = model(X)
+    assert model.link == link
+    assert "probabilities" in model.outputs[0].meaning
+    for key in ("probabilities", "jsd"):
+        torch.testing.assert_close(torch.tensor(have[key]), torch.tensor(want[key]), atol=1e-5, rtol=1e-3)
+    torch.testing.assert_close(torch.tensor(have["mean"]), predict(X).mean, atol=1e-5, rtol=1e-4)
+    rated, wanted = PredictorRater(predict), PredictorRater(bare, link)
+    for key in ("probabilities", "jsd"):
+        have, want = rated(X.numpy())[key], wanted(X.numpy())[key]
+        torch.testing.assert_close(torch.tensor(have), torch.tensor(want), atol=1e-5, rtol=1e-3)
+    assert rated.kind == link
+
+
+def test_exported_and_rated_probabilities_without_logits(tmp_path):
+    predict = favour.compile(Other(GIVEN["product of softmaxes"], 6), X[:2])
+    model = favour.load_exported(favour.export(predict, tmp_path / "model.pt2"))
+    answer, rated = model(X), PredictorRater(predict)(X.numpy())
+    for found in (answer, rated):
+        torch.testing.assert_close(torch.tensor(found["probabilities"]), predict.probabilities(X), atol=1e-5, rtol=1e-4)
+        assert "jsd" not in found
+    with pytest.raises(InvalidValue, match="ends in a sigmoid"):
+        favour.export(compiled(torch.sigmoid), tmp_path / "other.pt2", kind="softmax")
+
+
+def test_two_outputs_one_of_them_with_a_softmax(tmp_path):
+    predict = favour.compile(Network(lambda z: (z, z.softmax(-1))), X[:2])
+    path = favour.export(predict, tmp_path / "two.pt2", output="1")
+    p = torch.tensor(favour.load_exported(path)(X)["probabilities"])
+    torch.testing.assert_close(p, favour.probabilities(predict(X)[0]), atol=1e-5, rtol=1e-3)
+    plain, without = predict.logits(X)
+    torch.testing.assert_close(without.mean, plain.mean)
+
+
+def test_streamed_probabilities_know_the_link():
+    predict = compiled(SOFTMAXES["softmax"])
+    (found,) = predict.stream([X], results=["probabilities"], progress=False)
+    torch.testing.assert_close(found["probabilities"], predict.probabilities(X))

@@ -23,7 +23,7 @@ from favour import head, predictive
 from favour.belief import Belief
 from favour.capture.ending import SOFTMAX, Ending, ending, without_links
 from favour.errors import InvalidValue, UnsupportedOperation
-from favour.simplex import GIVEN, as_given, sums_to_one
+from favour.simplex import GIVEN, LOOSE, as_given, sums_to_one
 
 if TYPE_CHECKING:
     from favour.predictor import Predictor
@@ -101,6 +101,20 @@ def natural_kind(end: Ending, event: tuple[int, ...], kind: str | None) -> str |
             f"purpose use favour.probabilities(predict(x), kind={kind!r})."
         )
     return kind
+
+
+def reading(end: Ending, belief: Belief, kind: str | None) -> tuple[str | None, bool]:
+    """How outputs belong together, and whether they are probabilities already; kind None for one number's regression.
+
+    Reads values, so for eager code; `kind` is the user's, or None.
+    """
+    event = tuple(belief.event_shape)
+    if end.logits is not None:
+        return natural_kind(end, event, kind), False
+    given = end.within or (not end.linear and kind in (None, "softmax") and _sums(belief))
+    if kind is None and event not in ((), (1,)) and given:
+        kind = "softmax" if end.sums or sums_to_one(belief.mean, LOOSE) else "multilabel"
+    return kind, given
 
 
 def probabilities(

@@ -38,6 +38,7 @@ from favour.covariance import check_finite, flatten_event, square_root
 from favour.covariance.precision import widen
 from favour.errors import AmbiguousOutputs, InvalidType, InvalidValue, ShapeMismatch
 from favour.simplex import GIVEN, as_given, between_zero_and_one, sums_to_one
+from favour.targets import fitting
 from favour.tracing import constant
 
 KINDS = ("softmax", "binary", "multilabel", "ordinal")
@@ -362,11 +363,10 @@ def fit_noise(belief: Belief, y: Tensor) -> Tensor:
     >>> fit_noise(Belief.point(torch.zeros(4, 1)), torch.tensor([[1.0], [-1.0], [2.0], [-2.0]]))
     tensor([2.5000])
     """
-    if y.shape != belief.mean.shape:
-        raise ShapeMismatch(f"`y` has shape {tuple(y.shape)}; this belief needs {tuple(belief.mean.shape)}.")
     if belief.batch_size == 0:
         raise ShapeMismatch("no observations to fit the noise to.")
-    check_finite("y", y)
+    y = fitting(y, belief.mean, "`y`")
+    check_finite("predictions", belief.mean)
     squared = (widen(y.detach()) - widen(belief.mean.detach())).square()
     variance = widen(belief.variance.detach())
     top = squared.amax(0).clamp(min=torch.finfo(squared.dtype).tiny).log()

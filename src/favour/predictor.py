@@ -11,13 +11,13 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from favour import across, classes
+from favour import across, classes, intervals
 from favour.attribution import Attribution
 from favour.belief import Belief
 from favour.capture.ending import Ending
@@ -47,6 +47,9 @@ from favour.tensors import (
     version_of,
 )
 from favour.value import Context, Value
+
+if TYPE_CHECKING:
+    from favour.calibration import Calibrated
 
 _AGAIN = "Call `predict.refresh()` to take it over, or compile the model again."
 
@@ -359,6 +362,30 @@ class Predictor(nn.Module):
         with torch.inference_mode():  # with a single input this saves a quarter of the head's time
             p = classes.probabilities(self, args, kwargs, kind, estimator, draws)
         return p.clone()  # an ordinary tensor again
+
+    def with_noise(self, variance: float | Tensor) -> Calibrated:
+        """A predictor of observations: beliefs gain this variance, and `interval` answers.
+
+        Args:
+            variance: s² of the observation noise, broadcastable to an output; `favour.fit_noise` finds it.
+
+        Example:
+            >>> import favour
+            >>> model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+            >>> predict, x, y = favour.compile(model, torch.zeros(2, 3)), torch.randn(50, 3), torch.randn(50, 1)
+            >>> low, high = predict.with_noise(favour.fit_noise(predict(x), y)).interval(x, 0.9)
+            >>> low.shape
+            torch.Size([50, 1])
+        """
+        return intervals.with_noise(self, variance)
+
+    def interval(self, *args: Any, level: float | None = None, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Refused: the spread of a network is not the error of its prediction (see `favour.intervals`).
+
+        Raises:
+            NotCalibrated: Always; the message says how to get what can answer.
+        """
+        raise intervals.refuse()
 
     def draws(self, *args: Any, n: int | None = None, **kwargs: Any) -> Tensor:
         """Draws of the logits from the last layers, (n, batch, C): a fixed function of the input, see `favour.head`.

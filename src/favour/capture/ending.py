@@ -4,8 +4,8 @@ A softmax of probabilities is close to uniform and wrong, so whoever wants proba
 read off the graph, from the output backwards:
 
 - **The link**: a softmax over all outputs, or a sigmoid of each, followed by nothing but changes of shape and dtype,
-  e^(log y), log(y + ε) and a clamp that hardly moves a probability. `without_links` gives the graph of what goes into it: the
-  logits, of which everything is known that Favour knows of logits. Log-probabilities count as logits less their link.
+  e^(log y), log(y + ε) and a clamp that hardly moves a probability. `without_links` gives the graph of what goes into
+  it, the logits. Log-probabilities count as logits behind their link.
 - **The range**, by arithmetic with intervals: outputs within [0, 1] that are no link's (a product of sigmoids, one
   class of a softmax, the mean of two) are probabilities that must be used as they are.
 
@@ -180,7 +180,7 @@ def _bare(logits: Node, path: list[Node], output: Node) -> tuple[Node, tuple[Nod
         axes = [s for s in (node.shape or ())[1:] if s != 1]
         if node.shape == output.shape and len(axes) < 2:  # one axis keeps its order whatever is done to shapes
             return node, ()
-    return logits, () if logits.shape == output.shape and len((logits.shape or ())) < 3 else tuple(path)
+    return logits, () if logits.shape == output.shape and len(logits.shape or ()) < 3 else tuple(path)
 
 
 def _careful(node: Node) -> bool:

@@ -63,8 +63,8 @@ def export(
         predict: From `favour.compile`, `favour.load` or `favour.calibrate` (without `sources`).
         path: Ends in `.onnx` (for onnxruntime and others) or `.pt2` (`torch.export`).
         kind: `"regression"`, or how logits become classes: `"softmax"`, `"binary"`, `"multilabel"`, `"ordinal"` (see
-            `favour.probabilities`). By default outputs (C,) with C ≥ 2 are classes and others numbers: say
-            `"regression"` for several numbers.
+            `favour.probabilities`). By default what the model ends in says: a softmax or sigmoid is not taken twice. Of
+            other outputs (C,) with C ≥ 2 are classes and others numbers: say `"regression"` for several numbers.
         labels: Names of the classes, for people.
         level: Of the interval of a regression.
         noise: Variance of the observation noise that a regression's variance and interval include.
@@ -208,7 +208,7 @@ def _description(answer: Answer, inputs: Sequence[Port], mean: Tensor, labels: S
 
 def _noted(choices: Choices) -> str:
     if choices.link is not None:
-        return " (logits)"
+        return " (probabilities)" if choices.inside or choices.given else " (logits)"
     return f", observation noise {choices.noise:g} included" if choices.noise else ""
 
 
