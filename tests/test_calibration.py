@@ -225,7 +225,7 @@ def test_calibrate_takes_every_event(event):
     assert fitted.noise.shape == event
     assert fitted.after < fitted.before
     torch.testing.assert_close(fitted(rows(600)).variance, fitted.scale * variance + fitted.noise)
-    low, high = fitted.interval(rows(600), 0.9)
+    low, _ = fitted.interval(rows(600), 0.9)
     assert low.shape == (600, *event)
 
 
@@ -258,7 +258,9 @@ def test_a_scale_of_one_changes_no_probability(estimator, end):
 
 def test_a_calibrated_ensemble_keeps_its_estimator():
     x = torch.randn(30, 2)
-    predict = favour.adapters.Ensemble([favour.compile(classifier(p), x[:2]) for p in (0.2, 0.5)] + [classifier(0.3)])
+    predict = favour.adapters.Ensemble(
+        [favour.compile(classifier(p), x[:2]) for p in (0.2, 0.5)] + [classifier(0.3).eval()]
+    )
     torch.testing.assert_close(unit(predict).probabilities(x), predict.probabilities(x))
     y = torch.randint(3, (30,))
     fitted = favour.calibrate(predict, (x, y))

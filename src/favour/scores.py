@@ -10,8 +10,9 @@ With z the random logits, p(z) = softmax(z), p̄ = E[p(z)] and H the entropy in 
     Mahalanobis        min_c √((μ − m_c)ᵀ (S + Σ)⁻¹ (μ − m_c))    m_c class means, S their shared covariance
 
 Draws are a tensor (n, B, C) of logits, or of probabilities that sum to one, whose logarithms are logits; expectations
-are averages over them. For a belief expectations are averages over fixed nodes (`favour.predictive.node_outputs`), except for `jsd`, which has a closed form (paper, section 4.3
-and its lemma; the last formula printed there drops diag(UUᵀ)): with p = softmax(μ) and A = diag(p) − ppᵀ,
+are averages over them. For a belief expectations are averages over fixed nodes (`favour.predictive.node_outputs`),
+except for `jsd`, which has a closed form (paper, section 4.3 and its lemma; the last formula printed there drops
+diag(UUᵀ)): with p = softmax(μ) and A = diag(p) − ppᵀ,
 
     jsd ≈ ½ tr(AΣ) = ½ [Σ_i p_i Σ_ii − pᵀΣp]
         = ½ [Σ_i p_i(1 − p_i)λ_i + Σ_k (Σ_i p_i u_ik² − (p·u_k)²)]         Σ = Λ + UUᵀ, O(C r)

@@ -39,7 +39,7 @@ def from_bayesian_torch(model: nn.Module, *, keep_dropout: bool = False) -> Adap
 
     Args:
         model: With Reparameterization or Flipout layers, written by hand or by `dnn_to_bnn`. Not modified.
-        keep_dropout: Count the network's dropout on top of the posterior; by default it is silent, as it is in eval
+        keep_dropout: Count dropout on top of the posterior; by default it is silent, as it is in eval
             mode, where the layers of bayesian-torch still draw.
 
     Returns:

@@ -40,9 +40,9 @@ class Ensemble(nn.Module):
 
     Args:
         members: Predictors from `favour.compile`, or plain networks, whose outputs are taken as certain: copies that
-            share their tensors are run in eval mode, as deep ensembles are, so their dropout is silent (and a
-            `favour.SilencedDropout` says so; compile the network to have it counted). All take the same inputs and
-            have outputs of the same shapes.
+            share their tensors are run in eval mode, as deep ensembles are, so their dropout is silent (a
+            `favour.SilencedDropout` says so of networks in training mode; compile them to have it counted). All take
+            the same inputs and have outputs of the same shapes.
 
     Example:
         >>> import favour
@@ -66,7 +66,7 @@ class Ensemble(nn.Module):
         if not given:
             raise InvalidValue("an ensemble of no members; give one predictor at least.")
         plain = [m for m in given if not hasattr(m, "probabilities")]
-        dropouts = [name for m in plain for name in dropouts_of(m)]
+        dropouts = [name for m in plain if m.training for name in dropouts_of(m)]
         if dropouts:
             warn_of_silence(
                 dropouts,

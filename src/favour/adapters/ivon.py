@@ -32,11 +32,12 @@ def from_ivon(optimizer: Any, model: nn.Module, *, keep_dropout: bool = False) -
         optimizer: An `ivon.IVON`. Not modified.
         model: The network whose parameters it optimises. Call this outside `optimizer.sampled_params()`, inside which
             the parameters are a draw.
-        keep_dropout: Count the network's dropout on top of the posterior; by default it is silent, as it is when draws of
+        keep_dropout: Count dropout on top of the posterior; by default it is silent, as it is when draws of
             IVON are evaluated in eval mode (ivon-opt leaves the mode to you).
 
     Returns:
-        `model` itself (without `keep_dropout` a copy that shares its tensors), and the posterior as it is now; training on changes neither means nor variances of the latter.
+        `model` itself (or a copy that shares its tensors, where dropout is silenced), and the posterior as it is now;
+        training on changes neither means nor variances of the latter.
 
     Warns:
         SilencedDropout: The model has dropout, which is left out.

@@ -48,13 +48,13 @@ def from_laplace(la: Any, *, columns: int = COLUMNS, keep_dropout: bool = False)
     Args:
         la: Diagonal, Kronecker, low-rank or full; over all weights, a subnetwork or the last layer. Not modified.
         columns: The most parameters that a low-rank or full posterior over several layers may have.
-        keep_dropout: Count the network's dropout on top of the posterior; by default it is silent, as in all of
+        keep_dropout: Count dropout on top of the posterior; by default it is silent, as in all of
             laplace-torch's predictions, which run the network in eval mode.
 
     Returns:
-        The model it was fitted to (for a last layer laplace-torch's own copy of it; without `keep_dropout` a copy that
-        shares its tensors) and the posterior, whose means are those of the fit. A belief is about the network's output; for a
-        regression's observations add the noise with `belief.with_noise(la.sigma_noise**2)`.
+        The model it was fitted to (for a last layer laplace-torch's own copy of it; where dropout is silenced a copy
+        that shares its tensors) and the posterior, whose means are those of the fit. A belief is about the network's
+        output; for a regression's observations add the noise with `predict.with_noise(la.sigma_noise**2)`.
 
     Warns:
         SilencedDropout: The model has dropout, which is left out.

@@ -106,7 +106,7 @@ def from_pyro(guide: Any, model: nn.Module, *, keep_dropout: bool = False) -> Ad
         guide: A `pyro.infer.autoguide.AutoNormal`. Not modified.
         model: The model it is a guide of, a `PyroModule` or another module with `pyro.sample` in its forward pass,
             whose return value is the network's output. Not modified.
-        keep_dropout: Count the network's dropout on top of the posterior; by default it is silent, as it is under
+        keep_dropout: Count dropout on top of the posterior; by default it is silent, as it is under
             `pyro.infer.Predictive` for a model in eval mode (in training mode Predictive draws it).
 
     Returns:

@@ -20,10 +20,10 @@ from favour.errors import SilencedDropout
 
 
 def without_dropout(model: nn.Module, keep: bool, library: str, stacklevel: int = 4) -> nn.Module:
-    """The network to predict with: itself if dropout is kept, else a silent copy; warns of what is silenced."""
-    if keep:
-        return model
+    """The network to predict with: itself if dropout is kept or impossible, else a silent copy, with a warning."""
     dropouts = dropouts_of(model)
+    if keep or not (dropouts or any(map(_of_others, model.modules()))):
+        return model
     if dropouts:
         warn_of_silence(
             dropouts,
@@ -37,8 +37,13 @@ def without_dropout(model: nn.Module, keep: bool, library: str, stacklevel: int 
 def silenced(model: nn.Module) -> nn.Module:
     """A copy that shares the network's tensors, in eval mode, in which capturing finds no dropout."""
     twin = copied_structure(model).eval()
-    setattr(twin, MARK, True)
+    setattr(twin, MARK, tuple(paths_of(model)))
     return twin
+
+
+def _of_others(module: nn.Module) -> bool:
+    """Whether its forward pass may hold a `functional.dropout` that no attribute tells of."""
+    return not type(module).__module__.startswith("torch.nn.")
 
 
 def warn_of_silence(dropouts: Sequence[str], reason: str, remedy: str, stacklevel: int) -> None:
@@ -49,7 +54,12 @@ def warn_of_silence(dropouts: Sequence[str], reason: str, remedy: str, stackleve
 
 def dropouts_of(model: nn.Module) -> list[str]:
     """The modules that drop, by path and rate, as far as their attributes tell."""
-    found = []
+    return list(paths_of(model).values())
+
+
+def paths_of(model: nn.Module) -> dict[str, str]:
+    """The same by path."""
+    found = {}
     for path, module in model.named_modules():
         named = "drop" in type(module).__name__.lower()
         rates = {
@@ -57,11 +67,15 @@ def dropouts_of(model: nn.Module) -> list[str]:
             for name, value in vars(module).items()
             if ("drop" in name.lower() or (named and name == "p")) and _positive(value)
         }
-        rates |= {name: p for name, p in module.named_parameters(recurse=False) if named and _positive(p)}
+        rates |= {
+            name: p
+            for name, p in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+            if named and _positive(p)
+        }
         if rates:
             rate = next(iter(rates.values()))
             written = f"{rate:g}" if isinstance(rate, (int, float)) else "rates"
-            found.append(f"`{path or type(module).__name__}` ({written})")
+            found[path] = f"`{path or type(module).__name__}` ({written})"
     return found
 
 

@@ -103,7 +103,7 @@ def from_swag(moments: Any, model: nn.Module, *, scale: float = 1.0, keep_dropou
             K ≠ 1 such mappings, possibly empty). Not modified.
         model: The network that was trained. Not modified.
         scale: Of the covariance; 1 is the ½(…) of the module's docstring.
-        keep_dropout: Count the network's dropout on top of the posterior; by default it is silent, as in the authors'
+        keep_dropout: Count dropout on top of the posterior; by default it is silent, as in the authors'
             SWAG, which evaluates in eval mode; what they call SWAG with dropout keeps it.
 
     Returns:

@@ -25,7 +25,7 @@ def from_torchbnn(model: nn.Module, *, keep_dropout: bool = False) -> Adapted:
 
     Args:
         model: With `BayesLinear`, `BayesConv2d` or `BayesBatchNorm2d`. Not modified.
-        keep_dropout: Count the network's dropout on top of the posterior; by default it is silent, as it is in eval
+        keep_dropout: Count dropout on top of the posterior; by default it is silent, as it is in eval
             mode, where the layers of torchbnn still draw.
 
     Returns:

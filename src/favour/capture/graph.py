@@ -31,7 +31,7 @@ from favour.capture.inplace import functionalise
 from favour.capture.multihead import put_batch_first
 from favour.capture.node import DROPOUTS, Graph, Node, draws_numbers, nodes_in, replace_nodes
 from favour.capture.recurrent import check_recurrent, unroll
-from favour.capture.silent import quiet
+from favour.capture.silent import quiet, warn_of_functions
 from favour.errors import CaptureError, FavourError, InvalidType, InvalidValue, UnsupportedOperation
 
 __all__ = [
@@ -176,6 +176,7 @@ def capture(model: nn.Module, example: Any, *, dynamic: Dynamic = None) -> Graph
         raise CaptureError(_explain(error, dynamic)) from error
     graph, views = _from_exported(exported, leaves, in_spec)
     functionalise(graph, views)
+    warn_of_functions(model, graph)
     _freeze_norms(graph)
     decompose(graph)
     unroll(graph)
