@@ -39,8 +39,8 @@ MEANINGS = {
     "probabilities": "class probabilities, the expectation of the softmax (or sigmoid)",
     "jsd": "Jensen-Shannon divergence in nats: how much the network's draws disagree; high is unfamiliar",
     "stddev": "standard deviation, the root of the variance",
-    "lower": "lower end of the interval",
-    "upper": "upper end of the interval",
+    "lower": "lower end of the interval{}",
+    "upper": "upper end of the interval{}",
 }
 
 
