@@ -19,7 +19,9 @@ ENOUGH = 16  # numbers in [0, 1] that are hardly logits
 
 
 def sums_to_one(mean: Tensor, tolerance: float = TIGHT) -> bool:
-    """Whether all rows (B, C), or (…, C) of draws, are nonnegative and sum to one; False for no rows. Reads values.
+    """Whether all rows (B, C), or (…, C) of draws, are nonnegative and sum to one. Reads values.
+
+    False for no rows, and where all numbers are 0 or 1: one-hot logits are written by hand, no network is that certain.
 
     >>> sums_to_one(torch.tensor([[0.25, 0.75]])), sums_to_one(torch.tensor([[0.25, 0.7]]))
     (True, False)
@@ -28,7 +30,7 @@ def sums_to_one(mean: Tensor, tolerance: float = TIGHT) -> bool:
         return False
     tolerance = max(tolerance, 4 * torch.finfo(mean.dtype).eps)
     far = torch.maximum((mean.sum(-1) - 1).abs().amax(), -mean.amin())
-    return bool(far <= tolerance)
+    return bool(far <= tolerance) and not bool(((mean == 0) | (mean == 1)).all())
 
 
 def between_zero_and_one(mean: Tensor) -> bool:
