@@ -333,7 +333,7 @@ class FavourClassifier(ClassifierMixin, _Network):
     """Classification by a dropout network, with probabilities that take its uncertainty into account.
 
     Args:
-        hidden, dropout, activation, module: As in `FavourRegressor`; `module` makes logits, or probabilities by a softmax.
+        hidden, dropout, activation, module: As in `FavourRegressor`; `module` makes logits, or ends in a softmax.
         epochs, learning_rate, weight_decay, batch_size, validation_fraction, patience: As there.
         device, random_state, verbose: As there.
 
