@@ -34,23 +34,25 @@ for _ in range(200):
     optimiser.step()
 torch.set_grad_enabled(False)
 
-# -- three intervals of the same level
+# -- four intervals of the same level
 predict = favour.compile(model, x[:2])
 z = (y - centre) / unit
 fitted = favour.calibrate(predict, (x[held_out], z[held_out]))  # cΣ + s²
-conformal = favour.ConformalInterval(fitted(x[held_out]), z[held_out], LEVEL)
+conformal = favour.ConformalInterval.fit(fitted, (x[held_out], z[held_out]), LEVEL)
+noisy = predict.with_noise(favour.fit_noise(predict(x[held_out]), z[held_out]))  # Σ + s²
 
 intervals = {
-    "dropout alone": predict(x[test]).confidence_interval(LEVEL),
-    "calibrated": fitted(x[test]).confidence_interval(LEVEL),
-    "conformal": conformal(fitted(x[test])),
+    "network's spread": predict(x[test]).confidence_interval(LEVEL),  # no prediction interval: predict.interval refuses
+    "with noise": noisy.interval(x[test], LEVEL),
+    "calibrated": fitted.interval(x[test], LEVEL),
+    "conformal": conformal.interval(x[test], LEVEL),
 }
 print(fitted)
-print(f"\n{'interval':<16}{'coverage':>10}{'mean width':>12}{'narrowest':>11}{'widest':>8}   (asked for: {LEVEL:.0%})")
+print(f"\n{'interval':<18}{'coverage':>10}{'mean width':>12}{'narrowest':>11}{'widest':>8}   (asked for: {LEVEL:.0%})")
 for name, (low, high) in intervals.items():
     coverage = favour.metrics.coverage(low, high, z[test])
     width = (high - low) * unit
-    print(f"{name:<16}{coverage:>10.2f}{width.mean():>12.1f}{width.min():>11.1f}{width.max():>8.1f}")
+    print(f"{name:<18}{coverage:>10.2f}{width.mean():>12.1f}{width.min():>11.1f}{width.max():>8.1f}")
 
 # -- a few patients
 belief = fitted(x[test[:5]])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from sklearn.datasets import load_diabetes
 from torch import nn
 
 import favour
@@ -125,8 +126,22 @@ def test_calibrate_refuses_bad_input():
         favour.calibrate(classes, (rows(4), torch.tensor([0, 1, 2, 3])))
     with pytest.raises(ShapeMismatch, match="give floating-point targets"):
         favour.calibrate(numbers, (rows(4), torch.tensor([0, 1, 2, 3])))
-    with pytest.raises(ShapeMismatch, match=r"\(4,\)"):
+    with pytest.raises(ShapeMismatch, match=r"\(4,\).*y\[:, None\]"):
         favour.calibrate(numbers, (rows(4), torch.zeros(4)))
+    with pytest.raises(ShapeMismatch, match="squeeze"):
+        favour.calibrate(Table(Belief.point(torch.zeros(4))), (rows(4), torch.zeros(4, 1)))
+    with pytest.raises(ShapeMismatch, match=r"\(4, 2\)"):
+        favour.calibrate(numbers, (rows(4), torch.zeros(4, 2)))
+    with pytest.raises(InvalidValue, match="no data"):
+        favour.calibrate(numbers, (rows(0), torch.zeros(0, 1)))
+    with pytest.raises(InvalidValue, match="nan"):
+        favour.calibrate(Table(Belief(torch.full((4, 1), math.nan), validate=False)), (rows(4), torch.zeros(4, 1)))
+    with pytest.raises(InvalidType, match="no sources"):
+        favour.calibrate(nn.Sequential(numbers), (rows(4), torch.zeros(4, 1)), sources=True)
+    with pytest.raises(InvalidType, match="calibrated already"):
+        favour.calibrate(favour.calibrate(numbers, (rows(4), torch.ones(4, 1))), (rows(4), torch.ones(4, 1)))
+    with pytest.raises(InvalidValue, match="outputs are probabilities"):
+        favour.calibrate(Table(Belief.point(torch.full((4, 2), 0.5))), (rows(4), torch.tensor([0, 1, 1, 0])))
     with pytest.raises(InvalidValue, match="nan"):
         favour.calibrate(numbers, (rows(4), torch.full((4, 1), math.nan)))
     with pytest.raises(InvalidType, match="pairs"):
@@ -196,3 +211,185 @@ def test_conformal_refuses_bad_input():
         favour.ConformalInterval(belief, torch.zeros(5, 1), 1.0)
     with pytest.raises(InvalidValue, match="classes 0 to 1"):
         favour.ConformalSet(torch.full((5, 2), 0.5), torch.full((5,), 2), 0.5)
+
+
+# ---- shapes, estimators
+
+
+@pytest.mark.parametrize("event", [(), (1,), (3,), (2, 2)])
+def test_calibrate_takes_every_event(event):
+    g = torch.Generator().manual_seed(0)
+    mean, variance = torch.randn(600, *event, generator=g, dtype=F64), torch.rand(600, *event, generator=g, dtype=F64)
+    y = mean + (2 * variance + 0.5).sqrt() * torch.randn(600, *event, generator=g, dtype=F64)
+    fitted = favour.calibrate(Table(Belief(mean, variance)), (rows(600), y))
+    assert fitted.noise.shape == event
+    assert fitted.after < fitted.before
+    torch.testing.assert_close(fitted(rows(600)).variance, fitted.scale * variance + fitted.noise)
+    low, _ = fitted.interval(rows(600), 0.9)
+    assert low.shape == (600, *event)
+
+
+def classifier(p=0.5, end=None):
+    torch.manual_seed(1)
+    layers = [nn.Linear(2, 40), nn.ReLU(), nn.Dropout(p), nn.Linear(40, 40), nn.ReLU(), nn.Dropout(p), nn.Linear(40, 3)]
+    model = nn.Sequential(*layers, *([] if end is None else [end]))
+    with torch.no_grad():
+        model[6].weight.mul_(4)
+    return model
+
+
+def unit(predict, **options):
+    one = torch.ones((), dtype=F64)
+    return favour.Calibrated(predict, one, one, 0 * one, classes=True, **options)
+
+
+@pytest.mark.parametrize("estimator", ["auto", "nodes", "head", "probit"])
+@pytest.mark.parametrize("end", [None, nn.Softmax(-1)])
+def test_a_scale_of_one_changes_no_probability(estimator, end):
+    x = torch.randn(30, 2)
+    predict = favour.compile(classifier(end=end), x[:2])
+    want = predict.probabilities(x, estimator=estimator)
+    torch.testing.assert_close(unit(predict).probabilities(x, estimator=estimator), want)
+    sources = {name: 1.0 for name in favour.compile(classifier(), x[:2]).attribute(x).sources}
+    torch.testing.assert_close(
+        unit(predict, source_scales=sources).probabilities(x, estimator=estimator), want, atol=1e-3, rtol=1e-2
+    )
+
+
+def test_a_calibrated_ensemble_keeps_its_estimator():
+    x = torch.randn(30, 2)
+    predict = favour.adapters.Ensemble(
+        [favour.compile(classifier(p), x[:2]) for p in (0.2, 0.5)] + [classifier(0.3).eval()]
+    )
+    torch.testing.assert_close(unit(predict).probabilities(x), predict.probabilities(x))
+    y = torch.randint(3, (30,))
+    fitted = favour.calibrate(predict, (x, y))
+    assert favour.metrics.nll(fitted.probabilities(x), y) < favour.metrics.nll(predict.probabilities(x), y)
+
+
+@pytest.mark.parametrize("end", [None, nn.Softmax(-1), nn.LogSoftmax(-1)])
+def test_calibrated_probabilities_are_those_of_the_scaled_law(end):
+    # The reference: samples of the network, spread by √c and cooled by T.
+    x = torch.randn(20, 2)
+    predict = favour.compile(classifier(0.3, end), x[:2])
+    c, T = torch.tensor(0.5, dtype=F64), torch.tensor(2.0, dtype=F64)
+    fitted = favour.Calibrated(predict, c, T, 0 * c, classes=True)
+    z = favour.sample(classifier(0.3), x, 8000, generator=torch.Generator().manual_seed(0))
+    want = ((z.mean(0) + c.sqrt() * (z - z.mean(0))) / T).softmax(-1).mean(0)
+    assert (fitted.probabilities(x) - want).abs().max() < 0.03
+    fitted = favour.calibrate(predict, (x, torch.randint(3, (20,))))
+    assert fitted.after <= fitted.before
+    torch.testing.assert_close(fitted(x).mean, predict.logits(x).mean / fitted.temperature.float())
+
+
+# ---- intervals for observations
+
+
+def test_a_bare_predictor_has_no_interval():
+    x = torch.randn(5, 2)
+    predict = favour.compile(nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.2), nn.Linear(8, 1)), x)
+    with pytest.raises(favour.NotCalibrated, match=r"favour\.calibrate"):
+        predict.interval(x, 0.9)
+    noisy = predict.with_noise(2.0)
+    low, high = noisy.interval(x, 0.9)
+    want = favour.predictive.interval(predict(x), 0.9, 2.0)
+    torch.testing.assert_close((low, high), want)
+    torch.testing.assert_close(noisy.interval(x), predict(x).with_noise(2.0).confidence_interval(0.95))
+    torch.testing.assert_close(noisy.interval(x, level=0.9), want)
+    with pytest.raises(InvalidValue, match="twice"):
+        noisy.interval(x, 0.9, level=0.8)
+    with pytest.raises(InvalidValue, match="level"):
+        noisy.interval(x, 1.5)
+    with pytest.raises(InvalidValue, match="variance"):
+        predict.with_noise(-1.0)
+    assert "nll" not in repr(noisy)
+
+
+def test_a_calibrated_classifier_has_no_interval():
+    x = torch.randn(30, 2)
+    fitted = favour.calibrate(favour.compile(classifier(), x[:2]), (x, torch.randint(3, (30,))))
+    with pytest.raises(favour.NotCalibrated, match="ConformalSet"):
+        fitted.interval(x, 0.9)
+
+
+def trained(x, y, seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(x.shape[1], 50), nn.ReLU(), nn.Dropout(0.1), nn.Linear(50, 1))
+    optimiser = torch.optim.Adam(model.parameters(), lr=5e-3, weight_decay=1e-2)
+    for _ in range(200):
+        optimiser.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimiser.step()
+    return model
+
+
+def diabetes():
+    data = load_diabetes()
+    x, y = torch.tensor(data.data, dtype=torch.float32), torch.tensor(data.target, dtype=torch.float32)[:, None]
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    x, y = x[order], y[order]
+    return (x - x.mean(0)) / x.std(0), (y - y.mean()) / y.std(), 160, 300
+
+
+def made_up():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(1600, 4, generator=g)
+    y = (x[:, :1] * 2).sin() + x[:, 1:2] + 0.3 * torch.randn(1600, 1, generator=g)
+    return x, y, 400, 800
+
+
+@pytest.mark.parametrize("data", [diabetes, made_up])
+@pytest.mark.parametrize("level", [0.8, 0.95])
+def test_calibrated_intervals_cover_held_out_data(data, level):
+    # Given the fit, the number covered is binomial. The fit itself has the error of its m held-out observations: for a
+    # variance √(2/m) of itself, which moves the coverage by φ(z)z√(2/m); both count, three standard errors each way.
+    x, y, first, second = data()
+    train, held, test = slice(0, first), slice(first, second), slice(second, None)
+    predict = favour.compile(trained(x[train], y[train], 0), x[:2])
+    with torch.no_grad():
+        n, m = len(y[test]), second - first
+        z = stats.norm.ppf(0.5 + level / 2)
+        error = math.hypot(math.sqrt(level * (1 - level) / n), 2 * stats.norm.pdf(z) * z / math.sqrt(2 * m))
+        conformal = favour.ConformalInterval.fit(predict, (x[held], y[held]), 0.9)
+        answers = {
+            "calibrated": favour.calibrate(predict, (x[held], y[held])).interval(x[test], level),
+            "noise": predict.with_noise(favour.fit_noise(predict(x[held]), y[held])).interval(x[test], level),
+            "conformal": conformal.interval(x[test], level),
+        }
+        for name, (low, high) in answers.items():
+            assert abs(favour.metrics.coverage(low, high, y[test]) - level) < 3 * error + 0.01, name
+        bare = predict(x[test]).confidence_interval(level)
+        assert favour.metrics.coverage(*bare, y[test]) < level - 5 * error
+
+
+def test_a_conformal_interval_takes_inputs_or_beliefs_and_any_level():
+    g = torch.Generator().manual_seed(0)
+    table = Table(Belief(torch.zeros(300, 1, dtype=F64), torch.rand(300, 1, generator=g, dtype=F64)))
+    y = torch.randn(300, 1, generator=g, dtype=F64)
+    by_belief = favour.ConformalInterval(table(rows(300)), y, 0.9)
+    fitted = favour.ConformalInterval.fit(table, [(rows(300)[:100], y[:100]), (rows(300)[100:], y[100:])], 0.9)
+    torch.testing.assert_close(fitted.interval(rows(5)), by_belief(table(rows(5))))
+    torch.testing.assert_close(by_belief.interval(table(rows(5))), by_belief(table(rows(5))))
+    wide = favour.ConformalInterval(table(rows(300)), y, 0.99)(table(rows(5)))
+    torch.testing.assert_close(fitted.interval(rows(5), 0.99), wide)
+    torch.testing.assert_close(by_belief.interval(table(rows(5)), level=0.99), wide)
+    with pytest.raises(favour.NotCalibrated, match=r"ConformalInterval\.fit"):
+        by_belief.interval(rows(5))
+    with pytest.raises(InvalidValue, match="held-out inputs"):
+        fitted.interval(rows(5), 0.999)
+    with pytest.raises(InvalidValue, match="no data"):
+        favour.ConformalInterval.fit(table, [])
+    with pytest.raises(ShapeMismatch, match="events"):
+        fitted(Belief(torch.zeros(2, 3, dtype=F64), torch.ones(2, 3, dtype=F64)))
+
+
+def test_conformal_sets_refuse_what_are_no_probabilities_of_those_classes():
+    p = torch.softmax(torch.randn(50, 3), 1)
+    sets = favour.ConformalSet(p, torch.randint(3, (50,)), 0.8)
+    with pytest.raises(ShapeMismatch, match=r"\(B, 3\)"):
+        sets(torch.full((2, 4), 0.25))
+    with pytest.raises(InvalidValue, match="sum to one"):
+        sets(torch.full((2, 3), 0.9))
+    with pytest.raises(InvalidValue, match="nan"):
+        sets(torch.full((2, 3), math.nan))
+    assert sets(torch.zeros(0, 3)).shape == (0, 3)

@@ -19,6 +19,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 import favour
+from favour.errors import InvalidValue
 from favour.sklearn import FavourClassifier, FavourRegressor, _noise
 
 QUICK: dict[str, Any] = {"hidden": (16,), "epochs": 30, "batch_size": 16, "learning_rate": 2e-2, "random_state": 0}
@@ -196,3 +197,30 @@ def test_progress_goes_to_the_error_stream(capsys: pytest.CaptureFixture[str]) -
     captured = capsys.readouterr()
     assert "FavourRegressor" in captured.err
     assert captured.out == ""
+
+
+class _Ending:
+    """Makes a small network that ends in a given activation; importable, as estimators ask."""
+
+    def __init__(self, end):
+        self.end = end
+
+    def __call__(self, inputs, outputs):
+        layers = [torch.nn.Linear(inputs, 32), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(32, outputs)]
+        return torch.nn.Sequential(*layers, self.end)
+
+
+def test_a_classifier_whose_module_ends_in_a_softmax():
+    from sklearn.datasets import load_iris
+
+    X, y = load_iris(return_X_y=True)
+    plain, soft = (
+        FavourClassifier(module=_Ending(end), epochs=60, random_state=0).fit(X, y)
+        for end in (torch.nn.Identity(), torch.nn.Softmax(-1))
+    )
+    np.testing.assert_allclose(soft.predict_proba(X), plain.predict_proba(X), atol=2e-3)
+    draws = soft.sample_y(X, 400)
+    frequency = np.stack([(draws == c).mean(1) for c in soft.classes_], 1)
+    assert np.abs(frequency - soft.predict_proba(X)).max() < 0.15
+    with pytest.raises(InvalidValue, match="ends in a sigmoid"):
+        FavourClassifier(module=_Ending(torch.nn.Sigmoid()), epochs=2, random_state=0).fit(X, y)

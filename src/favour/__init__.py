@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 from favour import adapters, metrics, nn, plots, rules, scores
 from favour.attribution import Attribution
 from favour.belief import Belief
-from favour.calibration import Calibrated, ConformalInterval, ConformalSet, calibrate
+from favour.calibration import Calibrated, calibrate
 from favour.check import Check, check
 from favour.compilation import compile
+from favour.conformal import ConformalInterval, ConformalSet
 from favour.draws import sample
 from favour.errors import (
+    AmbiguousOutputs,
     CaptureError,
     ChangedModel,
     CorruptFile,
@@ -22,6 +24,7 @@ from favour.errors import (
     InvalidValue,
     MissingExtra,
     NoDensity,
+    NotCalibrated,
     NothingUncertain,
     OutOfRange,
     ReducedCovariance,

@@ -242,6 +242,11 @@ class Belief:
     def confidence_interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Marginal bounds μ ∓ z σ, each (B, *event): any one element lies between with probability `level`.
 
+        This is the interval of what the belief is over. A predictor's belief is over its network's output, so it is
+        the interval of the network's own spread: observations have noise besides, networks are wrong besides, and the
+        interval holds far fewer of them than `level`. `favour.calibrate(predict, (x, y)).interval(x, level)` gives
+        prediction intervals.
+
         >>> Belief(torch.zeros(1, 1), diag=torch.ones(1, 1)).confidence_interval(0.95)
         (tensor([[-1.9600]]), tensor([[1.9600]]))
         """

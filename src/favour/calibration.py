@@ -1,4 +1,4 @@
-"""Beliefs that fit held-out data: a covariance scale and a temperature, and conformal intervals and sets.
+"""Beliefs that fit held-out data: a covariance scale, and a temperature or the noise of observations.
 
 `calibrate` keeps the predictor and changes its belief N(μ, Σ):
 
@@ -6,43 +6,46 @@
     numbers        N(μ, cΣ + s²I)                c and s², one per output, minimise that of N(y; μ, cσ² + s²)
     per source     Σ replaced by Σ_s c_s Σ_s,  Σ_s = A_s N_s A_sᵀ the term of source s in the reverse sweep's sum
 
-Split-conformal prediction needs no distribution at all. With n held-out scores e_1 … e_n exchangeable with that of a
-new input, P(e ≤ e_(k)) ≥ level for k = ⌈(n + 1) level⌉, e_(k) the k-th smallest; and < level + 1/(n + 1) without ties.
-
-    intervals      e = |y − μ|/σ            μ ∓ e_(k) σ      wide where the belief is
-    sets           e = 1 − p_y              {c : 1 − p_c ≤ e_(k)}
+Class probabilities of the result are those of the predictor, by the same estimator: its draws or nodes z become
+(z̄ + √c(z − z̄))/T, so that c = T = 1 changes nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from favour import predictive
+from favour import head, predictive
+from favour.adapters.ensemble import logits_of
 from favour.belief import Belief
-from favour.confidence import check_level
+from favour.classes import classifier, ending_of, natural_kind
 from favour.covariance import Covariance, Dense, check_finite
 from favour.covariance.precision import psd_root
-from favour.errors import InvalidType, InvalidValue, ShapeMismatch
-from favour.metrics import Array
+from favour.errors import InvalidType, InvalidValue, NotCalibrated, ShapeMismatch
+from favour.head.match import ridged
+from favour.intervals import with_level
 from favour.predictor import Predictor
+from favour.simplex import sums_to_one
+from favour.targets import fitting, pairs
 
 _NODES = 64  # for fitting; the probabilities of the result take the default number
 
 
 class Calibrated(nn.Module):
-    """A predictor whose beliefs were fitted to held-out data; call it like the predictor.
+    """A predictor whose beliefs were fitted to held-out data, or given a noise; call it like the predictor.
 
     Attributes:
+        predict: The predictor.
         scale: c, the factor on the covariance.
         temperature: T; 1 for a regression.
         noise: s², the observation-noise variance, (*event); 0 for classes.
         source_scales: c_s by source, where asked for.
-        before, after: Negative log-likelihood per input on the held-out data.
+        before, after: Negative log-likelihood per input on the held-out data; NaN where nothing was fitted.
+        classes: Whether the targets were classes.
     """
 
     scale: Tensor
@@ -51,43 +54,126 @@ class Calibrated(nn.Module):
 
     def __init__(
         self,
-        predict: Predictor,
+        predict: Any,
         scale: Tensor,
         temperature: Tensor,
         noise: Tensor,
-        source_scales: dict[str, float] | None,
-        before: float,
-        after: float,
+        source_scales: dict[str, float] | None = None,
+        before: float = math.nan,
+        after: float = math.nan,
+        classes: bool = False,
     ):
         super().__init__()
         self.predict = predict
         self.register_buffer("scale", scale)
         self.register_buffer("temperature", temperature)
         self.register_buffer("noise", noise)
-        self.source_scales, self.before, self.after = source_scales, before, after
+        self.source_scales, self.before, self.after, self.classes = source_scales, before, after, classes
 
     def forward(self, *args: Any, **kwargs: Any) -> Belief:
-        """The fitted belief; over an observation, noise included, for a regression."""
-        belief = self.predict(*args, **kwargs)
+        """The fitted belief: of a regression over an observation, noise included; of a classifier over its logits."""
+        belief = scores_of(self.predict, args, kwargs, self.classes)
         covariance: Covariance = belief.covariance
         if self.source_scales is not None:
-            parts = self.predict.attribute(*args, **kwargs).covariances
-            covariance = Dense(_weighted(parts, self.source_scales), covariance.event_shape)
+            covariance = Dense(self._weighted(args, kwargs), covariance.event_shape)
         covariance = covariance.scale(self.scale.to(belief.dtype))
         scaled = Belief(belief.mean, covariance=covariance, validate=False)
         scaled = scaled.scale((1 / self.temperature).to(belief.dtype))
-        return scaled.with_noise(self.noise.to(belief.dtype))
+        return scaled.with_noise(self.noise.to(belief.dtype)) if not self.classes else scaled
 
-    def probabilities(self, *args: Any, kind: str | None = None, estimator: str = "nodes", **kwargs: Any) -> Tensor:
-        """Class probabilities of the fitted belief; see `favour.probabilities`."""
-        return predictive.probabilities(self(*args, **kwargs), kind=kind, estimator=estimator)
+    def _weighted(self, args: tuple, kwargs: dict[str, Any]) -> Tensor:
+        """Σ_s c_s Σ_s, (B, n, n)."""
+        scales = self.source_scales or {}
+        parts = asked(self.predict, self.classes).attribute(*args, **kwargs).covariances
+        return sum((part * scales.get(name, 1.0) for name, part in parts.items()), start=torch.zeros(()).to(self.scale))
+
+    def interval(self, *args: Any, level: float | None = None, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Bounds that hold an observation with probability `level`, (B, *event) each: `interval(x, 0.9)`.
+
+        Args:
+            args, kwargs: The predictor's; a number behind them is the level.
+            level: .95 by default.
+
+        Raises:
+            NotCalibrated: A classifier, whose observations are classes.
+        """
+        args, level = with_level(self.predict, args, level)
+        if self.classes:
+            raise NotCalibrated(
+                "this classifier was calibrated with classes, which have no interval; `favour.ConformalSet` makes sets "
+                "of classes with a coverage. The interval of its logits is `fitted(x).confidence_interval(level)`."
+            )
+        return self(*args, **kwargs).confidence_interval(level)
+
+    def probabilities(
+        self, *args: Any, kind: str | None = None, estimator: str = "auto", draws: int | None = None, **kwargs: Any
+    ) -> Tensor:
+        """Class probabilities of the fitted belief, by the predictor's own estimator; see `Predictor.probabilities`."""
+        belief = self(*args, **kwargs)
+        members: list[Any] = list(getattr(self.predict, "members", ()))
+        centre = scores_of(self.predict, args, kwargs, True).mean if members else None
+        found = []
+        for one in members or [self.predict]:
+            known = None if members else kind
+            drawn = None
+            if isinstance(one, Predictor):
+                known = natural_kind(ending_of(one), tuple(belief.event_shape), kind)
+                drawn = head.sampled(classifier(one), args, kwargs, estimator, draws)
+            known = predictive.check_event(tuple(belief.event_shape), kind if known is None else known)
+            if drawn is not None:
+                turn = None if self.source_scales is None else self._turn(args, kwargs)
+                found.append(self._from_draws(drawn, known, centre, turn))
+                continue
+            if members:
+                belief = self._around(logits_of(one, args, kwargs), centre)
+            found.append(predictive.expected(belief, known, "nodes" if estimator in ("auto", "head") else estimator))
+        return found[0] if len(found) == 1 else torch.stack(found).mean(0)
+
+    def _around(self, belief: Belief, centre: Tensor | None) -> Belief:
+        """A member's belief, drawn from the mean of all of them as its own deviations are."""
+        root, heat = self.scale.sqrt().to(belief.dtype), (1 / self.temperature).to(belief.dtype)
+        mean = belief.mean if centre is None else centre + root * (belief.mean - centre)
+        return Belief(mean * heat, covariance=belief.covariance.scale((root * heat).square()), validate=False)
+
+    def _from_draws(self, drawn: Iterable[Tensor], kind: str, centre: Tensor | None, turn: Tensor | None) -> Tensor:
+        parts, start = [], 0
+        for z in drawn:  # (b, C, n), by rows
+            rows = slice(start, start + len(z))
+            start += len(z)
+            middle = z.mean(2, keepdim=True) if centre is None else centre[rows].unsqueeze(-1)
+            d = z - middle if turn is None else turn[rows].to(z.dtype) @ (z - middle)
+            z = (middle + self.scale.sqrt().to(z.dtype) * d) / self.temperature.to(z.dtype)
+            parts.append(predictive.mean_link(kind, z))
+        return torch.cat(parts)
+
+    def _turn(self, args: tuple, kwargs: dict[str, Any]) -> Tensor:
+        """LL₀⁻¹ for L₀L₀ᵀ = Σ and LLᵀ = Σ_s c_s Σ_s, (B, C, C): the identity where all c_s are 1."""
+        before = scores_of(self.predict, args, kwargs, True).covariance_matrix
+        both = torch.stack([self._weighted(args, kwargs).to(before), before])
+        root, _ = torch.linalg.cholesky_ex(ridged(both))
+        return torch.linalg.solve_triangular(root[1], root[0], upper=False, left=False)
 
     def __repr__(self) -> str:
         noise = "" if not self.noise.any() else f", noise={[round(v, 6) for v in self.noise.flatten().tolist()]}"
-        return (
-            f"Calibrated(scale={self.scale.item():.4g}, temperature={self.temperature.item():.4g}{noise}, "
-            f"nll {self.before:.4f} -> {self.after:.4f})"
-        )
+        fitted = "" if math.isnan(self.after) else f", nll {self.before:.4f} -> {self.after:.4f}"
+        return f"Calibrated(scale={self.scale.item():.4g}, temperature={self.temperature.item():.4g}{noise}{fitted})"
+
+
+def scores_of(predict: Any, args: tuple, kwargs: Mapping[str, Any], classes: bool) -> Belief:
+    """The belief to fit: over the outputs, or over the logits of classes."""
+    logits = getattr(predict, "logits", None) if classes else None
+    belief = predict(*args, **kwargs) if logits is None else logits(*args, **kwargs)
+    if not isinstance(belief, Belief):
+        raise InvalidType(f"the predictor has outputs {type(belief).__name__}; one uncertain output is required.")
+    return belief
+
+
+def asked(predict: Any, classes: bool) -> Any:
+    """The predictor whose sources are weighed."""
+    by = classifier(predict) if classes and isinstance(predict, Predictor) else predict
+    if not hasattr(by, "attribute"):
+        raise InvalidType(f"`sources` needs a predictor of favour.compile; a {type(by).__name__} has no sources.")
+    return by
 
 
 def calibrate(
@@ -96,7 +182,7 @@ def calibrate(
     """Fit a covariance scale and a temperature (classes) or a noise variance (numbers) to held-out data.
 
     Args:
-        predict: From `favour.compile`, with one output: logits (C,) with C ≥ 2, or numbers.
+        predict: From `favour.compile`, with one output: logits (C,) with C ≥ 2 or a softmax of them, or numbers.
         loader: Pairs (x, y) in batches, or one such pair of tensors; x as the predictor takes it. Whole numbers y of
             shape (B,) are classes, floating-point y are targets of the output's shape. Not data trained on.
         sources: Also fit one scale per noise source (dropout, parameter, …), starting from a common one.
@@ -118,25 +204,29 @@ def calibrate(
         >>> fitted.probabilities(torch.randn(5, 2)).shape
         torch.Size([5, 3])
     """
+    if isinstance(predict, Calibrated):
+        raise InvalidType("this predictor is calibrated already; fit its own `.predict` to the new data.")
     means, deviations, variances, targets = [], [], [], []
     shares: list[dict[str, Tensor]] = []
-    for x, y in _pairs(loader):
+    for x, y in pairs(loader):
         arguments = x if isinstance(x, tuple) else (x,)
         with torch.no_grad():
-            belief = predict(*arguments)
-            if not isinstance(belief, Belief):
-                raise InvalidType(f"the predictor has outputs {type(belief).__name__}; `calibrate` takes one output.")
-            y = torch.as_tensor(y, device=belief.device)
-            classes = not y.is_floating_point()
-            _check_targets(belief, y, classes)
+            y = torch.as_tensor(y)
+            classes = not y.is_floating_point() and not y.is_complex()
+            belief = scores_of(predict, arguments, {}, classes)
+            y = _checked(belief, y.to(belief.device), classes)
+            if not len(y):
+                continue
             wide = belief.to(torch.promote_types(belief.dtype, torch.float32))
+            centre = wide.mean
             if classes and not sources:
-                deviations.append(predictive.node_outputs(wide, _NODES) - wide.mean)
-            means.append(wide.mean.double())
+                centre, drawn = _drawn(predict, arguments, wide)
+                deviations.append(drawn - centre)
+            means.append(centre.double())
             variances.append(wide.variance.double())
             targets.append(y)
             if sources:
-                found = predict.attribute(*arguments)
+                found = asked(predict, classes).attribute(*arguments)
                 shares.append(found.covariances if classes else found.sources)
     if not targets:
         raise InvalidValue("`loader` gave no data; held-out inputs and targets are required.")
@@ -173,7 +263,7 @@ def calibrate(
 
         def loss(p: Sequence[Tensor]) -> Tensor:
             v = (whole(p[2]) if sources else variance) * p[0].exp() + p[1].exp()
-            return 0.5 * (v.log() + squared / v + math.log(2 * math.pi)).flatten(1).sum(1).mean()
+            return 0.5 * (v.log() + squared / v + math.log(2 * math.pi)).reshape(len(y), -1).sum(1).mean()
 
         start = [zero.clone(), level - 2, variance.new_zeros(len(names))]
         plain = [start[0], level - 30, start[2]]
@@ -184,7 +274,7 @@ def calibrate(
     second = fitted[1].exp()  # the temperature of classes, the noise of numbers
     heat, noise = (second, zero) if classes else (torch.ones_like(zero), second)
     scales = {name: math.exp(v) for name, v in zip(names, fitted[2].tolist(), strict=True)} if sources else None
-    return Calibrated(predict, fitted[0].exp(), heat, noise, scales, before, after)
+    return Calibrated(predict, fitted[0].exp(), heat, noise, scales, before, after, classes)
 
 
 def _minimise(
@@ -218,124 +308,42 @@ def _bounded(values: Sequence[Tensor], offsets: Sequence[Tensor]) -> list[Tensor
     return [o + 12 * torch.tanh((v - o) / 12) for v, o in zip(values, offsets, strict=True)]
 
 
-def _pairs(loader: Iterable[Any]) -> Iterable[tuple[Any, Any]]:
-    if isinstance(loader, tuple | list) and len(loader) == 2 and all(isinstance(t, Tensor) for t in loader):
-        loader = [tuple(loader)]
-    for item in loader:
-        if not isinstance(item, tuple | list) or len(item) != 2:
-            raise InvalidType(f"`loader` gave a {type(item).__name__}; pairs (inputs, targets) are required.")
-        yield item[0], item[1]
+def _drawn(predict: Any, args: tuple, belief: Belief) -> tuple[Tensor, Tensor]:
+    """The centre (B, C) and draws or nodes (n, B, C), by the estimator of `Calibrated.probabilities`, but fewer."""
+    members = list(getattr(predict, "members", ()))
+    found = []
+    for one in members or [predict]:
+        drawn = None
+        if isinstance(one, Predictor) and head.sampled(classifier(one), args, {}, "auto", None) is not None:
+            drawn = list(head.sampled(classifier(one), args, {}, "head", _NODES) or ())
+        if drawn:
+            found.append(torch.cat(drawn).permute(2, 0, 1))
+        else:
+            own = logits_of(one, args, {}) if members else belief
+            found.append(predictive.node_outputs(own.to(belief.dtype), _NODES))
+    draws = torch.cat([z.to(belief.dtype) for z in found])
+    return (belief.mean if members else draws.mean(0)), draws
 
 
-def _check_targets(belief: Belief, y: Tensor, classes: bool) -> None:
+def _checked(belief: Belief, y: Tensor, classes: bool) -> Tensor:
+    """Targets that fit the predictions, both finite."""
     event = tuple(belief.event_shape)
-    if classes:
-        if len(event) != 1 or event[0] < 2:
-            raise ShapeMismatch(
-                f"targets of dtype {y.dtype} are classes, but the belief has mean {tuple(belief.mean.shape)} and no "
-                "event (C,) with C ≥ 2. For a regression give floating-point targets."
-            )
-        if y.shape != belief.mean.shape[:1]:
-            raise ShapeMismatch(f"labels have shape {tuple(y.shape)}; ({belief.batch_size},) is required.")
-        if len(y) and (y.min() < 0 or y.max() >= event[0]):
-            raise InvalidValue(
-                f"labels run from {int(y.min())} to {int(y.max())}; there are classes 0 to {event[0] - 1}."
-            )
-    elif y.shape != belief.mean.shape:
-        raise ShapeMismatch(f"targets have shape {tuple(y.shape)}; the predictions {tuple(belief.mean.shape)}.")
-    else:
-        check_finite("targets", y)
-
-
-def _weighted(parts: dict[str, Tensor], scales: dict[str, float]) -> Tensor:
-    """Σ_s c_s Σ_s, (B, n, n)."""
-    (first, *rest) = parts
-    total = parts[first] * scales.get(first, 1.0)
-    for name in rest:
-        total = total + parts[name] * scales.get(name, 1.0)
-    return total
-
-
-# ---- conformal prediction
-
-
-def _threshold(scores: Tensor, level: float) -> Tensor:
-    """The ⌈(n + 1) level⌉-th smallest score along the first dimension."""
-    check_level(level)
-    n = scores.shape[0]
-    k = math.ceil((n + 1) * level - 1e-9)
-    if k > n:
-        need = math.ceil(level / (1 - level) - 1e-9)
-        raise InvalidValue(f"{n} held-out inputs cannot give coverage {level}; at least {need} are required.")
-    return scores.sort(0).values[k - 1]
-
-
-class ConformalInterval:
-    """Intervals μ ∓ qσ that hold at least `level` of new observations, whatever their distribution.
-
-    The guarantee is on average over inputs, for each output separately, if held-out and new data are exchangeable.
-
-    Args:
-        belief: Predictions for held-out inputs, with σ > 0 (add noise with `belief.with_noise` if need be).
-        y: Their targets, (B, *event).
-        level: The coverage.
-
-    Example:
-        >>> held = Belief(torch.zeros(99, 1), diag=torch.ones(99, 1))
-        >>> conformal = ConformalInterval(held, torch.randn(99, 1), 0.9)
-        >>> low, high = conformal(Belief(torch.zeros(1, 1), diag=torch.ones(1, 1)))
-        >>> bool(low < high)
-        True
-    """
-
-    factor: Tensor  # q, (*event)
-
-    def __init__(self, belief: Belief, y: Tensor, level: float = 0.9):
-        if y.shape != belief.mean.shape:
-            raise ShapeMismatch(f"`y` has shape {tuple(y.shape)}; this belief needs {tuple(belief.mean.shape)}.")
-        check_finite("y", y)
-        if belief.batch_size and not bool((belief.variance > 0).all()):
-            raise InvalidValue(
-                "some predictions have no variance, and an interval of width 0 times anything covers nothing. Add "
-                "observation noise with `belief.with_noise(variance)`."
-            )
-        self.level = level
-        self.factor = _threshold((y - belief.mean).abs() / belief.stddev, level)
-
-    def __call__(self, belief: Belief) -> tuple[Tensor, Tensor]:
-        """Lower and upper bounds, (B, *event) each."""
-        half = self.factor.to(belief.mean) * belief.stddev
-        return belief.mean - half, belief.mean + half
-
-    def __repr__(self) -> str:
-        return f"ConformalInterval(level={self.level}, factor={[round(f, 4) for f in self.factor.flatten().tolist()]})"
-
-
-class ConformalSet:
-    """Sets of classes that hold the true one with probability `level` or more.
-
-    Args:
-        probabilities: Of held-out inputs, (N, C).
-        labels: (N,).
-        level: The coverage.
-
-    Example:
-        >>> p = torch.softmax(torch.randn(200, 3), 1)
-        >>> sets = ConformalSet(p, torch.multinomial(p, 1).squeeze(1), 0.9)
-        >>> sets(p[:5]).shape
-        torch.Size([5, 3])
-    """
-
-    def __init__(self, probabilities: Array, labels: Array, level: float = 0.9):
-        from favour.metrics import _checked
-
-        p, y = _checked(probabilities, labels)
-        self.level = level
-        self.threshold = _threshold(1 - p.gather(1, y[:, None]).squeeze(1), level).item()
-
-    def __call__(self, probabilities: Tensor) -> Tensor:
-        """Which classes are in the set, (B, C), True or False; a set may be empty."""
-        return 1 - probabilities.double() <= self.threshold
-
-    def __repr__(self) -> str:
-        return f"ConformalSet(level={self.level}, threshold={self.threshold:.4g})"
+    check_finite("predictions", belief.mean)
+    if not classes:
+        return fitting(y, belief.mean)
+    if len(event) != 1 or event[0] < 2:
+        raise ShapeMismatch(
+            f"targets of dtype {y.dtype} are classes, but the belief has mean {tuple(belief.mean.shape)} and no "
+            "event (C,) with C ≥ 2. For a regression give floating-point targets."
+        )
+    if y.shape != belief.mean.shape[:1]:
+        raise ShapeMismatch(f"labels have shape {tuple(y.shape)}; ({belief.batch_size},) is required.")
+    y = y.long()
+    if len(y) and (y.min() < 0 or y.max() >= event[0]):
+        raise InvalidValue(f"labels run from {int(y.min())} to {int(y.max())}; there are classes 0 to {event[0] - 1}.")
+    if sums_to_one(belief.mean):
+        raise InvalidValue(
+            "the predictor's outputs are probabilities, and a temperature is one of logits; calibrate a predictor of "
+            "the logits: favour.compile(model, x, at='name of the module that makes them')."
+        )
+    return y

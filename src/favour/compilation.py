@@ -16,7 +16,6 @@ from favour.capture.graph import capture, split_example
 from favour.capture.node import Node
 from favour.errors import ReducedCovariance
 from favour.following import Origin
-from favour.head import find_head
 from favour.inspect.selfcheck import self_check, warn_of, warn_of_silence
 from favour.methods.choice import DEFAULT_RANK, outputs, predicted
 from favour.methods.settings import Settings
@@ -189,5 +188,5 @@ def rehearse(predict: Predictor, example: Any) -> Any:
         predict._warm = True
         if predict.settings.memory is not None:
             predict(*args, **kwargs)
-        find_head(predict)
+        predict.prepare()
     return kwargs if isinstance(example, dict) else args

@@ -40,6 +40,10 @@ class StalePredictor(FavourError, RuntimeError):
     """The model was changed after it was compiled, so that the predictor no longer describes it."""
 
 
+class NotCalibrated(FavourError, RuntimeError):
+    """An interval for observations was asked of something that knows only the spread of the network."""
+
+
 class NoDensity(FavourError, ValueError):
     """The distribution is degenerate, so it has no density with respect to Lebesgue measure."""
 
@@ -78,6 +82,10 @@ class OutOfRange(FavourWarning):
 
 class SilencedDropout(FavourWarning):
     """Dropout that the model has was left out of its beliefs."""
+
+
+class AmbiguousOutputs(FavourWarning):
+    """Outputs look like probabilities where logits are expected; the message says how they were taken."""
 
 
 class DeprecatedName(FavourWarning, DeprecationWarning):

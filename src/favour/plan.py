@@ -26,7 +26,7 @@ from favour.capture.decompose import with_batch
 from favour.capture.fusion import FusedNode, fuse
 from favour.capture.graph import DROPOUTS, Graph, Node, draws_numbers, nodes_in, replace_nodes
 from favour.capture.roots import find_roots
-from favour.errors import InvalidType, ShapeMismatch, UnknownName, UnsupportedOperation
+from favour.errors import InvalidType, InvalidValue, ShapeMismatch, UnknownName, UnsupportedOperation
 from favour.posterior import Posterior
 from favour.rules.dropout import check_rate
 from favour.rules.maxima import WITH_INDICES
@@ -128,6 +128,11 @@ def configure(graph: Graph, dropout: Mapping[str, Any] | None) -> Graph:
             live = bool(args[2])
             if not isinstance(p, Node):
                 check_rate(p, node.place)
+            if not live and node.module in dropout and not (isinstance(p, (int, float)) and p == 0):
+                raise InvalidValue(
+                    f"`dropout` gives `{node.module}` a rate, and the dropout there is switched off whatever the "
+                    "training flag: an adapter silenced it (pass it `keep_dropout=True`), or the code does."
+                )
             if not live or (not isinstance(p, (Node, torch.Tensor)) and p == 0):
                 copies[node] = args[0]
                 continue

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,9 @@ from favour.belief import Belief
 from favour.confidence import check_level
 from favour.covariance import check_finite, flatten_event, square_root
 from favour.covariance.precision import widen
-from favour.errors import InvalidType, InvalidValue, ShapeMismatch
+from favour.errors import AmbiguousOutputs, InvalidType, InvalidValue, ShapeMismatch
+from favour.simplex import GIVEN, as_given, between_zero_and_one, sums_to_one
+from favour.targets import fitting
 from favour.tracing import constant
 
 KINDS = ("softmax", "binary", "multilabel", "ordinal")
@@ -52,11 +55,16 @@ def probabilities(belief: Belief, *, kind: str | None = None, estimator: str = "
         kind: `"softmax"` (the default for two or more outputs): event (C,), one class of C. `"binary"`: event () or
             (1,), one logit for class 1 of two. `"multilabel"`: any event, every output a question of its own.
             `"ordinal"`: event (K − 1,), output k the logit of "above class k", K ordered classes.
+            `"probabilities"`: what the model returns are probabilities already, and their means are used as they are.
         estimator: `"nodes"`, `"probit"` or `"bridge"` (softmax only); see the module's docstring.
         nodes: N, even, of `"nodes"`. The work is O(N C (rank + 1)) for each input.
 
     Returns:
-        (B, C), (B, 2), (B, *event) and (B, K) for the four kinds; but for `"multilabel"` rows sum to one.
+        (B, C), (B, 2), (B, *event) and (B, K) for the four kinds of logits; but for `"multilabel"` rows sum to one.
+
+    Warns:
+        AmbiguousOutputs: The means look like probabilities, of which a softmax or sigmoid would be wrong. Without a
+            `kind` those that sum to one are used as they are. `Predictor.probabilities` reads the graph instead.
 
     Raises:
         InvalidType: Not a belief.
@@ -70,7 +78,16 @@ def probabilities(belief: Belief, *, kind: str | None = None, estimator: str = "
         >>> belief.mean.softmax(-1)
         tensor([[0.8808, 0.1192]])
     """
-    kind = check_kind(belief, kind)
+    check_belief(belief)
+    if kind == GIVEN:
+        return as_given(belief.mean, kind)
+    if not torch.compiler.is_compiling() and _looks_given(belief, kind):
+        return as_given(belief.mean)
+    return expected(belief, check_event(tuple(belief.event_shape), kind), estimator, nodes)
+
+
+def expected(belief: Belief, kind: str, estimator: str = "nodes", nodes: int = NODES) -> Tensor:
+    """`probabilities` of what is known to be logits."""
     if estimator not in ESTIMATORS or (estimator == "bridge" and kind != "softmax"):
         raise InvalidValue(
             f"`estimator` is {estimator!r} for kind {kind!r}; choose one of {', '.join(ESTIMATORS)} (bridge: softmax "
@@ -97,20 +114,41 @@ def probabilities(belief: Belief, *, kind: str | None = None, estimator: str = "
     return _by_nodes(belief, "softmax", nodes).to(dtype)
 
 
-def check_kind(belief: Belief, kind: str | None) -> str:
-    """`kind`, or what it is by default; raises where the belief does not fit."""
+def check_belief(belief: Belief) -> None:
+    """Raises `InvalidType` for anything else."""
     if not isinstance(belief, Belief):
         raise InvalidType(
             f"class probabilities are made from a Belief over logits, got {type(belief).__name__}. "
             "Plain logits need `softmax`; draws of them `draws.softmax(-1).mean(0)`."
         )
-    return check_event(tuple(belief.event_shape), kind)
+
+
+def _looks_given(belief: Belief, kind: str | None) -> bool:
+    """Whether to use means as probabilities; warns where they look so, whatever is done."""
+    if kind is None and len(belief.event_shape) == 1 and sums_to_one(belief.mean):
+        warnings.warn(
+            "the means of this belief are nonnegative and sum to one, so the model has taken a softmax already: they "
+            "are used as they are. Say kind='probabilities' if that is right and kind='softmax' if they are logits; "
+            "`predict.probabilities(x)` knows by the model's graph.",
+            AmbiguousOutputs,
+            stacklevel=3,
+        )
+        return True
+    if kind in ("binary", "multilabel") and between_zero_and_one(belief.mean):
+        warnings.warn(
+            f"all means of this belief lie in [0, 1], which suggests that the model has taken a sigmoid already; kind "
+            f"{kind!r} takes one of them, as logits need. If they are probabilities, say kind='probabilities'; "
+            "`predict.probabilities(x)` knows by the model's graph.",
+            AmbiguousOutputs,
+            stacklevel=3,
+        )
+    return False
 
 
 def check_event(event: tuple[int, ...], kind: str | None) -> str:
     """`kind`, or what it is by default for outputs of this shape; raises where the two do not fit."""
     if kind not in (None, *KINDS):
-        raise InvalidValue(f"`kind` is {kind!r}; choose one of {', '.join(KINDS)}.")
+        raise InvalidValue(f"`kind` is {kind!r}; choose one of {', '.join((*KINDS, GIVEN))}.")
     single = event in ((), (1,))
     if kind is None and single:
         raise ShapeMismatch(
@@ -251,6 +289,8 @@ def mean_link(kind: str, z: Tensor) -> Tensor:
     """
     if kind == "softmax":
         return z.softmax(1).mean(2)
+    if kind == GIVEN:
+        return z.mean(2)
     p = z.movedim(2, 0).sigmoid()
     if kind == "multilabel":
         return p.mean(0)
@@ -323,11 +363,10 @@ def fit_noise(belief: Belief, y: Tensor) -> Tensor:
     >>> fit_noise(Belief.point(torch.zeros(4, 1)), torch.tensor([[1.0], [-1.0], [2.0], [-2.0]]))
     tensor([2.5000])
     """
-    if y.shape != belief.mean.shape:
-        raise ShapeMismatch(f"`y` has shape {tuple(y.shape)}; this belief needs {tuple(belief.mean.shape)}.")
     if belief.batch_size == 0:
         raise ShapeMismatch("no observations to fit the noise to.")
-    check_finite("y", y)
+    y = fitting(y, belief.mean, "`y`")
+    check_finite("predictions", belief.mean)
     squared = (widen(y.detach()) - widen(belief.mean.detach())).square()
     variance = widen(belief.variance.detach())
     top = squared.amax(0).clamp(min=torch.finfo(squared.dtype).tiny).log()

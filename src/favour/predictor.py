@@ -11,19 +11,20 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from favour import across
+from favour import across, classes, intervals
 from favour.attribution import Attribution
 from favour.belief import Belief
+from favour.capture.ending import Ending
 from favour.capture.node import Graph, Node
 from favour.errors import ChangedModel, FavourError, InvalidType, InvalidValue, StalePredictor
 from favour.following import Origin, Structure, Values, same_graph
-from favour.head import Head, draws, find_head, probabilities
+from favour.head import Head, find_head
 from favour.inspect.selfcheck import SelfCheck
 from favour.joint import Joint, concatenated, split
 from favour.methods.choice import Choice, choose
@@ -47,6 +48,9 @@ from favour.tensors import (
     version_of,
 )
 from favour.value import Context, Value
+
+if TYPE_CHECKING:
+    from favour.calibration import Calibrated
 
 _AGAIN = "Call `predict.refresh()` to take it over, or compile the model again."
 
@@ -81,6 +85,7 @@ class Predictor(nn.Module):
         self.checked = SelfCheck()  # against samples, when it was compiled
         self._together: list[Predictor] = []  # over all outputs at once, in a list for the same reason
         self._as_classes: list[Predictor] = []  # over class scores, likewise
+        self._ending: tuple[Graph, Ending] | None = None  # what the graph ends in
         self._keywords: list[str] = list(pytree.tree_unflatten([None] * graph.in_spec.num_leaves, graph.in_spec)[1])
 
     def extra_repr(self) -> str:
@@ -316,25 +321,37 @@ class Predictor(nn.Module):
         twin._cache, twin._starts, twin._sizes = self._cache, self._starts, self._sizes
         return twin
 
-    def _classifier(self) -> Predictor:
-        """The predictor to ask for probabilities: where `auto` compressed very many outputs, one that follows what a
-        softmax sees of them."""
-        choice = self.choice
-        if self.settings.method != "auto" or choice is None or choice.method != "dplr":
-            return self
-        if not self._as_classes:
-            self._as_classes.append(self._twin(self.graph, replace(self.settings, task="classification")))
-            self._as_classes[0].prepare()
-        return self._as_classes[0]
+    def logits(self, *args: Any, **kwargs: Any) -> Any:
+        """The belief over class scores: what the model returns, less the softmax or sigmoid that it ends in.
+
+        Scores need it: `favour.scores.entropy(predict.logits(x))`. Where the model returns logits this is a call of
+        the predictor, but that of very many outputs those directions are followed which probabilities see.
+
+        Raises:
+            UnsupportedOperation: The model returns probabilities of which its graph has no logits.
+
+        Example:
+            >>> import favour
+            >>> model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3), nn.Softmax(-1))
+            >>> belief = favour.compile(model, torch.randn(2, 4)).logits(torch.randn(5, 4))
+            >>> bool((belief.mean < 0).any())
+            True
+        """
+        if not torch.compiler.is_compiling():
+            self.follow()
+        return classes.logits(self, args, kwargs)
 
     def probabilities(
         self, *args: Any, kind: str | None = None, estimator: str = "auto", draws: int | None = None, **kwargs: Any
     ) -> Tensor:
         """Class probabilities E[softmax(z)], (batch, C), z the logits.
 
+        A softmax or sigmoid that the model ends in is not taken twice: its logits are used, or, where the graph has
+        none, its probabilities as they are.
+
         Args:
             args, kwargs: The model's.
-            kind: See `favour.probabilities`.
+            kind: See `favour.probabilities`; by default what the model's last operations say.
             estimator: `"head"` (fixed draws of the last layers, see `favour.head`), or one of those of
                 `favour.probabilities`. By default the head where its draws take no longer than a forward pass (by
                 a count of operations), else `"nodes"`.
@@ -343,12 +360,35 @@ class Predictor(nn.Module):
         """
         if not torch.compiler.is_compiling():
             self.follow()
-        by = self._classifier()
         if torch.is_grad_enabled() or torch.is_inference_mode_enabled() or torch.compiler.is_compiling():
-            return probabilities(by, args, kwargs, kind, estimator, draws)
+            return classes.probabilities(self, args, kwargs, kind, estimator, draws)
         with torch.inference_mode():  # with a single input this saves a quarter of the head's time
-            p = probabilities(by, args, kwargs, kind, estimator, draws)
+            p = classes.probabilities(self, args, kwargs, kind, estimator, draws)
         return p.clone()  # an ordinary tensor again
+
+    def with_noise(self, variance: float | Tensor) -> Calibrated:
+        """A predictor of observations: beliefs gain this variance, and `interval` answers.
+
+        Args:
+            variance: s² of the observation noise, broadcastable to an output; `favour.fit_noise` finds it.
+
+        Example:
+            >>> import favour
+            >>> model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+            >>> predict, x, y = favour.compile(model, torch.zeros(2, 3)), torch.randn(50, 3), torch.randn(50, 1)
+            >>> low, high = predict.with_noise(favour.fit_noise(predict(x), y)).interval(x, 0.9)
+            >>> low.shape
+            torch.Size([50, 1])
+        """
+        return intervals.with_noise(self, variance)
+
+    def interval(self, *args: Any, level: float | None = None, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Refused: the spread of a network is not the error of its prediction (see `favour.intervals`).
+
+        Raises:
+            NotCalibrated: Always; the message says how to get what can answer.
+        """
+        raise intervals.refuse()
 
     def draws(self, *args: Any, n: int | None = None, **kwargs: Any) -> Tensor:
         """Draws of the logits from the last layers, (n, batch, C): a fixed function of the input, see `favour.head`.
@@ -368,7 +408,7 @@ class Predictor(nn.Module):
             >>> favour.compile(model, torch.randn(2, 4)).draws(torch.randn(5, 4), n=960).shape
             torch.Size([960, 5, 3])
         """
-        return draws(self, args, kwargs, n)
+        return classes.draws(self, args, kwargs, n)
 
     def attribute(self, *args: Any, **kwargs: Any) -> Any:
         """How much of each output's variance comes from which dropout, parameter or nonlinearity.
@@ -453,6 +493,8 @@ class Predictor(nn.Module):
         for names in {frozenset[str](), *uncertain}:
             self._plan(names, self.posterior())
         find_head(self)
+        if classes.ending_of(self).logits is not None:
+            classes.classifier(self)
 
     def _bound_sizes(self, leaves: list[Any]) -> dict[str, Any]:
         shapes = [

@@ -9,9 +9,10 @@ With z the random logits, p(z) = softmax(z), p̄ = E[p(z)] and H the entropy in 
     max_probability    1 − max_c p̄_c
     Mahalanobis        min_c √((μ − m_c)ᵀ (S + Σ)⁻¹ (μ − m_c))    m_c class means, S their shared covariance
 
-Draws are a tensor (n, B, C) of logits; expectations are averages over them. For a belief expectations are averages
-over fixed nodes (`favour.predictive.node_outputs`), except for `jsd`, which has a closed form (paper, section 4.3
-and its lemma; the last formula printed there drops diag(UUᵀ)): with p = softmax(μ) and A = diag(p) − ppᵀ,
+Draws are a tensor (n, B, C) of logits, or of probabilities that sum to one, whose logarithms are logits; expectations
+are averages over them. For a belief expectations are averages over fixed nodes (`favour.predictive.node_outputs`),
+except for `jsd`, which has a closed form (paper, section 4.3 and its lemma; the last formula printed there drops
+diag(UUᵀ)): with p = softmax(μ) and A = diag(p) − ppᵀ,
 
     jsd ≈ ½ tr(AΣ) = ½ [Σ_i p_i Σ_ii − pᵀΣp]
         = ½ [Σ_i p_i(1 − p_i)λ_i + Σ_k (Σ_i p_i u_ik² − (p·u_k)²)]         Σ = Λ + UUᵀ, O(C r)
@@ -36,6 +37,7 @@ from favour.belief import Belief
 from favour.covariance import DiagonalPlusFactor, Directional, check_finite, square_root
 from favour.errors import InvalidType, InvalidValue, ShapeMismatch
 from favour.predictive import NODES, node_outputs, pair_variances
+from favour.simplex import sums_to_one
 
 Source = Belief | Tensor
 _HELD = 2**16  # numbers of draws at once, on a CPU: more make malloc return memory and fault it in again
@@ -226,13 +228,21 @@ def _checked(source: Source) -> Source:
                 f"{tuple(source.mean.shape)}. For a binary classifier with one logit z use the belief over (0, z): "
                 "`belief.linear(torch.tensor([[0.0], [1.0]]))`."
             )
+        if not torch.compiler.is_compiling() and sums_to_one(source.mean):
+            raise InvalidValue(
+                "the means of this belief are nonnegative and sum to one: the model has taken a softmax already, and "
+                "scores are made from logits. Use `predict.logits(x)` in place of `predict(x)`."
+            )
         return source.to(torch.promote_types(source.dtype, torch.float32))
     if not isinstance(source, Tensor) or not source.is_floating_point():
         kind = getattr(source, "dtype", type(source).__name__)
         raise InvalidType(f"a Belief or a floating-point tensor of draws (n, B, C) is required, got {kind}.")
     if source.dim() != 3 or source.shape[-1] < 2 or source.shape[0] < 1:
         raise ShapeMismatch(f"draws have shape {tuple(source.shape)}; (n, B, C) with n ≥ 1 and C ≥ 2 is required.")
-    return source.to(torch.promote_types(source.dtype, torch.float32))
+    source = source.to(torch.promote_types(source.dtype, torch.float32))
+    if not torch.compiler.is_compiling() and sums_to_one(source[0]) and sums_to_one(source):
+        return source.clamp(min=torch.finfo(source.dtype).tiny).log()  # softmax(log p) = p
+    return source
 
 
 class Mahalanobis:

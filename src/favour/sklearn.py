@@ -28,9 +28,11 @@ import torch
 from torch import Tensor, nn
 
 from favour.belief import Belief
+from favour.classes import classifier, ending_of
 from favour.compilation import compile
 from favour.errors import InvalidType, InvalidValue, MissingExtra
 from favour.predictor import Predictor
+from favour.simplex import sums_to_one
 
 try:
     from scipy.optimize import minimize_scalar
@@ -331,7 +333,7 @@ class FavourClassifier(ClassifierMixin, _Network):
     """Classification by a dropout network, with probabilities that take its uncertainty into account.
 
     Args:
-        hidden, dropout, activation, module: As in `FavourRegressor`; `module` makes logits.
+        hidden, dropout, activation, module: As in `FavourRegressor`; `module` makes logits, or ends in a softmax.
         epochs, learning_rate, weight_decay, batch_size, validation_fraction, patience: As there.
         device, random_state, verbose: As there.
 
@@ -362,11 +364,19 @@ class FavourClassifier(ClassifierMixin, _Network):
             raise InvalidValue(f"`y` holds one class only ({self.classes_[0]!r}); a classifier needs at least two.")
         self.n_network_outputs_ = len(self.classes_)
         self._fit_scale(X)
-        self._train(X, labels.astype(np.int64), nn.functional.cross_entropy)
+        self._train(X, labels.astype(np.int64), _classes_loss)
+        if ending_of(self.predictor).link == "sigmoid":
+            raise InvalidValue(
+                "`module` ends in a sigmoid, whose outputs are no probabilities of exclusive classes; let it make "
+                "logits, or end in a softmax."
+            )
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Class probabilities E[softmax(z)], (n_samples, n_classes), in the order of `classes_`."""
+        """Class probabilities E[softmax(z)], (n_samples, n_classes), in the order of `classes_`.
+
+        A softmax that `module` ends in is not taken twice.
+        """
         (p,) = self._in_pieces(self._inputs(X), lambda part: [self.predictor.probabilities(part, estimator="nodes")])
         return p / p.sum(1, keepdims=True)
 
@@ -379,10 +389,21 @@ class FavourClassifier(ClassifierMixin, _Network):
         """Draw labels, (n_rows, n_samples): logits by one draw of the network for all rows, then a label from each."""
         x = self._inputs(X)
         generator = torch.Generator().manual_seed(int(check_random_state(random_state).randint(2**31 - 1)))
-        logits = self._joint(x).sample((n_samples,), generator)  # (draws, 1, rows, classes)
+        with torch.no_grad():
+            joint = classifier(self.predictor).joint(x)
+        logits = joint.sample((n_samples,), generator)  # (draws, 1, rows, classes)
+        if ending_of(self.predictor).within and ending_of(self.predictor).logits is None:  # probabilities
+            logits = logits.clamp(min=torch.finfo(logits.dtype).tiny).log()
         uniform = torch.rand(logits.shape, generator=generator, dtype=logits.dtype)
         labels = (logits - (-uniform.log()).log()).argmax(-1)  # Gumbel: argmax(z + g) ~ softmax(z)
         return self.classes_[labels.reshape(n_samples, len(x)).T.numpy()]
+
+
+def _classes_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    """−log p of the labels: of logits, or of probabilities where a module has taken the softmax itself."""
+    if sums_to_one(outputs.detach()):
+        return nn.functional.nll_loss(outputs.clamp(min=torch.finfo(outputs.dtype).tiny).log(), labels)
+    return nn.functional.cross_entropy(outputs, labels)
 
 
 def _noise(squares: np.ndarray, variance: np.ndarray) -> float:

@@ -34,20 +34,25 @@ def is_bayesian_torch(obj: Any) -> bool:
     return isinstance(obj, nn.Module) and any(_variational(module) for module in obj.modules())
 
 
-def from_bayesian_torch(model: nn.Module) -> Adapted:
+def from_bayesian_torch(model: nn.Module, *, keep_dropout: bool = False) -> Adapted:
     """A model with bayesian-torch layers as a plain model and its posterior.
 
     Args:
         model: With Reparameterization or Flipout layers, written by hand or by `dnn_to_bnn`. Not modified.
+        keep_dropout: Count dropout on top of the posterior; by default it is silent, as it is in eval
+            mode, where the layers of bayesian-torch still draw.
 
     Returns:
         A copy of the model with plain layers and without KL terms among its outputs, and the mean-field posterior.
+
+    Warns:
+        SilencedDropout: The model has dropout, which is left out.
 
     Raises:
         InvalidValue: No such layers.
         UnsupportedOperation: Recurrent or quantised layers, all of them in one message.
     """
-    return replaced(model, _plain, "bayesian-torch")
+    return replaced(model, _plain, "bayesian-torch", keep_dropout)
 
 
 def _variational(module: nn.Module) -> bool:

@@ -41,10 +41,14 @@ def adapt(obj: Any, model: nn.Module | None = None, **options: Any) -> Adapted:
         obj: A fitted `laplace.Laplace`; an `ivon.IVON`; a model with bayesian-torch or torchbnn layers; a `SWAG` or a
             mapping of its moments; a Pyro `AutoNormal` guide. Never modified.
         model: The network, where `obj` does not hold it: for IVON, SWAG and Pyro.
-        options: Of that adapter, see `from_laplace`, `from_swag` and so on.
+        options: Of that adapter, see `from_laplace`, `from_swag` and so on. All take `keep_dropout=True`, for
+            dropout to count on top of the posterior; by default it is silent, as these libraries predict in eval mode.
 
     Returns:
         A named tuple (model, posterior).
+
+    Warns:
+        SilencedDropout: The network has dropout, which is left out of its beliefs.
 
     Raises:
         InvalidType: No adapter knows this object, or `model` is missing.

@@ -16,25 +16,33 @@ for a mixture, while those of a Gaussian with its moments are not.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from favour import intervals
+from favour.adapters.silence import dropouts_of, silenced, warn_of_silence
 from favour.belief import Belief
 from favour.covariance import DiagonalPlusFactor, flatten_event
 from favour.errors import InvalidType, InvalidValue, ShapeMismatch
 from favour.predictive import probabilities
+from favour.simplex import sums_to_one
+
+if TYPE_CHECKING:
+    from favour.calibration import Calibrated
 
 
 class Ensemble(nn.Module):
     """Several predictors as one.
 
     Args:
-        members: Predictors from `favour.compile`, or plain networks, whose outputs are taken as certain. All take the
-            same inputs and have outputs of the same shapes.
+        members: Predictors from `favour.compile`, or plain networks, whose outputs are taken as certain: copies that
+            share their tensors are run in eval mode, as deep ensembles are, so their dropout is silent (a
+            `favour.SilencedDropout` says so of networks in training mode; compile them to have it counted). All take
+            the same inputs and have outputs of the same shapes.
 
     Example:
         >>> import favour
@@ -57,7 +65,24 @@ class Ensemble(nn.Module):
             )
         if not given:
             raise InvalidValue("an ensemble of no members; give one predictor at least.")
-        self.members = nn.ModuleList(given)
+        plain = [m for m in given if not hasattr(m, "probabilities")]
+        dropouts = [name for m in plain if m.training for name in dropouts_of(m)]
+        if dropouts:
+            warn_of_silence(
+                dropouts,
+                "plain networks are members of an ensemble by their outputs in eval mode",
+                "give `favour.compile(member, x)` as the member instead",
+                stacklevel=3,
+            )
+        self.members = nn.ModuleList([m if hasattr(m, "probabilities") else silenced(m) for m in given])
+
+    def train(self, mode: bool = True) -> Ensemble:
+        """Members that are plain networks stay in eval mode, whatever is asked."""
+        super().train(mode)
+        for member in self.members:
+            if not hasattr(member, "probabilities"):
+                member.eval()
+        return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The belief over the mixture's outputs, in the structure of the members' output."""
@@ -65,6 +90,18 @@ class Ensemble(nn.Module):
         spec = results[0][1]
         mixed = [mixture(parts) for parts in zip(*(leaves for leaves, _ in results), strict=True)]
         return pytree.tree_unflatten(mixed, spec)
+
+    def logits(self, *args: Any, **kwargs: Any) -> Belief:
+        """The belief over the mixture's logits, less a softmax or sigmoid that members end in."""
+        return mixture([logits_of(member, args, kwargs) for member in self.members])
+
+    def with_noise(self, variance: float | Tensor) -> Calibrated:
+        """A predictor of observations, see `Predictor.with_noise`."""
+        return intervals.with_noise(self, variance)
+
+    def interval(self, *args: Any, level: float | None = None, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Refused, see `Predictor.interval`."""
+        raise intervals.refuse()
 
     def probabilities(self, *args: Any, kind: str | None = None, estimator: str = "auto", **kwargs: Any) -> Tensor:
         """Class probabilities, (batch, C): the mean of the members' own.
@@ -79,10 +116,21 @@ class Ensemble(nn.Module):
             if callable(own):
                 parts.append(own(*args, kind=kind, estimator=estimator, **kwargs))
                 continue
-            logits = member(*args, **kwargs)
-            belief = logits if isinstance(logits, Belief) else Belief.point(logits)
+            belief = logits_of(member, args, kwargs)
             parts.append(probabilities(belief, kind=kind, estimator="nodes" if estimator == "auto" else estimator))
         return torch.stack(parts).mean(0)
+
+
+def logits_of(member: Any, args: tuple, kwargs: Mapping[str, Any]) -> Belief:
+    """A member's belief over logits; of a plain network that returns probabilities, their logarithms."""
+    own = getattr(member, "logits", None)
+    if callable(own):
+        return own(*args, **kwargs)
+    outputs = member(*args, **kwargs)
+    if isinstance(outputs, Belief):
+        return outputs
+    given = sums_to_one(outputs)
+    return Belief.point(outputs.clamp(min=torch.finfo(outputs.dtype).tiny).log() if given else outputs)
 
 
 def mixture(parts: Sequence[Any]) -> Any:

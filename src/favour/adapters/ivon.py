@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from favour.adapters.adapted import Adapted, names_of, split
+from favour.adapters.silence import without_dropout
 from favour.errors import InvalidType, InvalidValue
 from favour.posterior import Posterior
 
@@ -24,16 +25,22 @@ def is_ivon(obj: Any) -> bool:
     return isinstance(groups, list) and bool(groups) and all(k in group for group in groups for k in _NEEDS)
 
 
-def from_ivon(optimizer: Any, model: nn.Module) -> Adapted:
+def from_ivon(optimizer: Any, model: nn.Module, *, keep_dropout: bool = False) -> Adapted:
     """An IVON optimiser that has trained `model` as the model and its posterior.
 
     Args:
         optimizer: An `ivon.IVON`. Not modified.
         model: The network whose parameters it optimises. Call this outside `optimizer.sampled_params()`, inside which
             the parameters are a draw.
+        keep_dropout: Count dropout on top of the posterior; by default it is silent, as it is when draws of
+            IVON are evaluated in eval mode (ivon-opt leaves the mode to you).
 
     Returns:
-        `model` itself, and the posterior as it is now; training on changes neither means nor variances of the latter.
+        `model` itself (or a copy that shares its tensors, where dropout is silenced), and the posterior as it is now;
+        training on changes neither means nor variances of the latter.
+
+    Warns:
+        SilencedDropout: The model has dropout, which is left out.
 
     Raises:
         InvalidType: Not an IVON optimiser.
@@ -57,4 +64,4 @@ def from_ivon(optimizer: Any, model: nn.Module) -> Adapted:
                 f"{float(precision.min()):.3g}; train with a positive `weight_decay` or a larger `hess_init`."
             )
         variances |= split(precision.reciprocal(), {n: p.shape for n, p in zip(names, parameters, strict=True)})
-    return Adapted(model, Posterior(variances, means=means))
+    return Adapted(without_dropout(model, keep_dropout, "ivon-opt"), Posterior(variances, means=means))

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from favour.adapters.adapted import COLUMNS, Adapted, dense, names_of, split
+from favour.adapters.silence import without_dropout
 from favour.errors import InvalidType, InvalidValue, UnsupportedOperation
 from favour.posterior import Full, Gaussian, Posterior, Rotated
 
@@ -41,18 +42,22 @@ def is_laplace(obj: Any) -> bool:
     )
 
 
-def from_laplace(la: Any, *, columns: int = COLUMNS) -> Adapted:
+def from_laplace(la: Any, *, columns: int = COLUMNS, keep_dropout: bool = False) -> Adapted:
     """A fitted `laplace.Laplace` as a model and its posterior.
 
     Args:
         la: Diagonal, Kronecker, low-rank or full; over all weights, a subnetwork or the last layer. Not modified.
         columns: The most parameters that a low-rank or full posterior over several layers may have.
+        keep_dropout: Count dropout on top of the posterior; by default it is silent, as in all of
+            laplace-torch's predictions, which run the network in eval mode.
 
     Returns:
-        The model it was fitted to (for a last layer laplace-torch's own copy of it) and the posterior, whose means
-        are those of the fit. laplace-torch switches dropout off; `favour.compile` counts it as one more source of
-        uncertainty unless it is silenced with `dropout={name: 0}`. A belief is about the network's output; for a
-        regression's observations add the noise with `belief.with_noise(la.sigma_noise**2)`.
+        The model it was fitted to (for a last layer laplace-torch's own copy of it; where dropout is silenced a copy
+        that shares its tensors) and the posterior, whose means are those of the fit. A belief is about the network's
+        output; for a regression's observations add the noise with `predict.with_noise(la.sigma_noise**2)`.
+
+    Warns:
+        SilencedDropout: The model has dropout, which is left out.
 
     Raises:
         InvalidType: Not a Laplace approximation.
@@ -76,6 +81,7 @@ def from_laplace(la: Any, *, columns: int = COLUMNS) -> Adapted:
     parameters = list(extractor.parameters()) if isinstance(extractor, nn.Module) and last else list(la.params)
     names = names_of(model, parameters, f"this {kind}")
     shapes = {name: p.shape for name, p in zip(names, parameters, strict=True)}
+    model = without_dropout(model, keep_dropout, "laplace-torch")
     means = split(mean, shapes)
     with torch.no_grad():
         precision = la.posterior_precision

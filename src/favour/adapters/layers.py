@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from favour.adapters.adapted import Adapted
+from favour.adapters.silence import without_dropout
 from favour.errors import InvalidType, InvalidValue, UnsupportedOperation
 from favour.posterior import Posterior
 
@@ -85,7 +86,9 @@ class Plain(NamedTuple):
     deviations: Mapping[str, Tensor]
 
 
-def replaced(model: nn.Module, plain: Callable[[str, nn.Module], Plain | None], library: str) -> Adapted:
+def replaced(
+    model: nn.Module, plain: Callable[[str, nn.Module], Plain | None], library: str, keep_dropout: bool
+) -> Adapted:
     """A copy of `model` with its Bayesian layers replaced, and their posterior.
 
     Args:
@@ -93,6 +96,7 @@ def replaced(model: nn.Module, plain: Callable[[str, nn.Module], Plain | None], 
         plain: From a layer's path and the layer to its replacement, or None for one that is not Bayesian. Raises
             `UnsupportedOperation` for one that has no replacement.
         library: Whose layers these are, for messages.
+        keep_dropout: Whether the model's dropout counts, see `favour.adapters.silence`.
     """
     if not isinstance(model, nn.Module):
         raise InvalidType(f"`model` is a {type(model).__name__}; pass a torch.nn.Module with {library} layers.")
@@ -121,6 +125,7 @@ def replaced(model: nn.Module, plain: Callable[[str, nn.Module], Plain | None], 
             "model itself."
         )
     twin = copy.deepcopy(model, done)  # the memo: a replaced layer is copied as its replacement
+    twin = without_dropout(twin, keep_dropout, f"{library} in eval mode", stacklevel=5)
     if not pairs:
         return Adapted(twin, Posterior(variances))
     return Adapted(

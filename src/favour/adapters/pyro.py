@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from favour.adapters.adapted import Adapted
+from favour.adapters.silence import without_dropout
 from favour.errors import InvalidType, InvalidValue, UnsupportedOperation
 from favour.extras import require
 from favour.posterior import Posterior
@@ -98,16 +99,21 @@ def is_auto_normal(obj: Any) -> bool:
     return hasattr(obj, "prototype_trace") and callable(getattr(type(obj), "_get_loc_and_scale", None))
 
 
-def from_pyro(guide: Any, model: nn.Module) -> Adapted:
+def from_pyro(guide: Any, model: nn.Module, *, keep_dropout: bool = False) -> Adapted:
     """A trained `AutoNormal` guide as a network and its posterior.
 
     Args:
         guide: A `pyro.infer.autoguide.AutoNormal`. Not modified.
         model: The model it is a guide of, a `PyroModule` or another module with `pyro.sample` in its forward pass,
             whose return value is the network's output. Not modified.
+        keep_dropout: Count dropout on top of the posterior; by default it is silent, as it is under
+            `pyro.infer.Predictive` for a model in eval mode (in training mode Predictive draws it).
 
     Returns:
         A `Program`, which takes the model's arguments, and the mean-field posterior over its `sites`.
+
+    Warns:
+        SilencedDropout: The model has dropout, which is left out.
 
     Raises:
         InvalidType: Not such a guide, or `model` is no module.
@@ -142,7 +148,7 @@ def from_pyro(guide: Any, model: nn.Module) -> Adapted:
             "whose support is constrained, so that they are not Gaussian under the guide; return the mean of the "
             "observations from the model's forward pass, and give weights a prior over all real numbers."
         )
-    return Adapted(program, Posterior(variances))
+    return Adapted(without_dropout(program, keep_dropout, "Pyro in eval mode"), Posterior(variances))
 
 
 def _is_identity(transform: Any) -> bool:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from favour.adapters.adapted import Adapted
+from favour.adapters.silence import without_dropout
 from favour.errors import InvalidType, InvalidValue, ShapeMismatch, UnknownName
 from favour.posterior import Posterior
 
@@ -93,7 +94,7 @@ def is_swag(obj: Any) -> bool:
     return all(hasattr(obj, key) for key in _KEYS)
 
 
-def from_swag(moments: Any, model: nn.Module, *, scale: float = 1.0) -> Adapted:
+def from_swag(moments: Any, model: nn.Module, *, scale: float = 1.0, keep_dropout: bool = False) -> Adapted:
     """SWAG's moments as a model and its posterior.
 
     Args:
@@ -102,9 +103,14 @@ def from_swag(moments: Any, model: nn.Module, *, scale: float = 1.0) -> Adapted:
             K ≠ 1 such mappings, possibly empty). Not modified.
         model: The network that was trained. Not modified.
         scale: Of the covariance; 1 is the ½(…) of the module's docstring.
+        keep_dropout: Count dropout on top of the posterior; by default it is silent, as in the authors'
+            SWAG, which evaluates in eval mode; what they call SWAG with dropout keeps it.
 
     Returns:
         A copy of the model with the mean weights, and the posterior.
+
+    Warns:
+        SilencedDropout: The model has dropout, which is left out.
 
     Raises:
         InvalidValue: Too few snapshots, or `scale` negative.
@@ -134,7 +140,7 @@ def from_swag(moments: Any, model: nn.Module, *, scale: float = 1.0) -> Adapted:
     with torch.no_grad():
         for name, p in twin.named_parameters():
             p.copy_(mean[name])
-    return Adapted(twin, Posterior(variances, latents=latents))
+    return Adapted(without_dropout(twin, keep_dropout, "SWAG"), Posterior(variances, latents=latents))
 
 
 def _checked(given: Mapping[str, Tensor], named: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:

@@ -20,20 +20,25 @@ def is_torchbnn(obj: Any) -> bool:
     return isinstance(obj, nn.Module) and any(_variational(module) for module in obj.modules())
 
 
-def from_torchbnn(model: nn.Module) -> Adapted:
+def from_torchbnn(model: nn.Module, *, keep_dropout: bool = False) -> Adapted:
     """A model with torchbnn layers as a plain model and its posterior.
 
     Args:
         model: With `BayesLinear`, `BayesConv2d` or `BayesBatchNorm2d`. Not modified.
+        keep_dropout: Count dropout on top of the posterior; by default it is silent, as it is in eval
+            mode, where the layers of torchbnn still draw.
 
     Returns:
         A copy of the model with plain layers, and the mean-field posterior.
+
+    Warns:
+        SilencedDropout: The model has dropout, which is left out.
 
     Raises:
         InvalidValue: No such layers, or frozen ones, which repeat one draw.
         UnsupportedOperation: A layer that is none of these, or circular padding; all of them in one message.
     """
-    return replaced(model, _plain, "torchbnn")
+    return replaced(model, _plain, "torchbnn", keep_dropout)
 
 
 def _variational(module: nn.Module) -> bool:

@@ -31,6 +31,7 @@ from favour.capture.inplace import functionalise
 from favour.capture.multihead import put_batch_first
 from favour.capture.node import DROPOUTS, Graph, Node, draws_numbers, nodes_in, replace_nodes
 from favour.capture.recurrent import check_recurrent, unroll
+from favour.capture.silent import quiet, warn_of_functions
 from favour.errors import CaptureError, FavourError, InvalidType, InvalidValue, UnsupportedOperation
 
 __all__ = [
@@ -85,6 +86,7 @@ def _set_capture_flags(model: nn.Module) -> None:
             module.sampling = False  # type: ignore[assignment]
         if hasattr(module, "capturing"):
             module.capturing = True  # type: ignore[assignment]
+    quiet(model)
 
 
 def _widen(leaf: Any, batch: int | None) -> Any:
@@ -174,6 +176,7 @@ def capture(model: nn.Module, example: Any, *, dynamic: Dynamic = None) -> Graph
         raise CaptureError(_explain(error, dynamic)) from error
     graph, views = _from_exported(exported, leaves, in_spec)
     functionalise(graph, views)
+    warn_of_functions(model, graph)
     _freeze_norms(graph)
     decompose(graph)
     unroll(graph)

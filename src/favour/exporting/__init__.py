@@ -63,10 +63,11 @@ def export(
         predict: From `favour.compile`, `favour.load` or `favour.calibrate` (without `sources`).
         path: Ends in `.onnx` (for onnxruntime and others) or `.pt2` (`torch.export`).
         kind: `"regression"`, or how logits become classes: `"softmax"`, `"binary"`, `"multilabel"`, `"ordinal"` (see
-            `favour.probabilities`). By default outputs (C,) with C ≥ 2 are classes and others numbers: say
-            `"regression"` for several numbers.
+            `favour.probabilities`). By default what the model ends in says: a softmax or sigmoid is not taken twice. Of
+            other outputs (C,) with C ≥ 2 are classes and others numbers: say `"regression"` for several numbers.
         labels: Names of the classes, for people.
-        level: Of the interval of a regression.
+        level: Of the interval of a regression: of observations for a predictor of `favour.calibrate` or with `noise`,
+            else of the network's own spread, which holds fewer of them; the file's descriptions say which.
         noise: Variance of the observation noise that a regression's variance and interval include.
         covariance: Write the covariance of the outputs too; by default for 2 to 10 of them.
         output: Which output, by name or index, of a model with several.
@@ -184,7 +185,9 @@ def _description(answer: Answer, inputs: Sequence[Port], mean: Tensor, labels: S
                 f"`labels` has {len(labels)} names; the model has {classes or 'no'} classes (outputs "
                 f"{tuple(mean.shape[1:])})."
             )
-    noted = _noted(choices)
+    calibrated = isinstance(answer.predict, Calibrated)
+    noted = _noted(choices, calibrated)
+    which = " of observations" if calibrated or choices.noise else " of the network's spread, not of observations"
     return {
         "format": FORMAT,
         "favour": favour.__version__,
@@ -199,16 +202,18 @@ def _description(answer: Answer, inputs: Sequence[Port], mean: Tensor, labels: S
                 "name": name,
                 "dtype": dtype_name(t.dtype),
                 "shape": [None, *t.shape[1:]],
-                "meaning": MEANINGS[name].format(noted),
+                "meaning": MEANINGS[name].format(which if name in ("lower", "upper") else noted),
             }
             for name, t in named.items()
         ],
     }
 
 
-def _noted(choices: Choices) -> str:
+def _noted(choices: Choices, calibrated: bool) -> str:
     if choices.link is not None:
-        return " (logits)"
+        return " (probabilities)" if choices.inside or choices.given else " (logits)"
+    if calibrated:
+        return ", fitted observation noise included"
     return f", observation noise {choices.noise:g} included" if choices.noise else ""
 
 

@@ -18,14 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from favour import predictive, scores
+from favour import classes, predictive, scores
 from favour.belief import Belief
 from favour.calibration import Calibrated
+from favour.capture.ending import Ending, ending
 from favour.capture.node import Node
 from favour.confidence import check_level
 from favour.errors import InvalidType, InvalidValue, UnknownName, UnsupportedOperation
 from favour.exported import Port
 from favour.predictor import Predictor
+from favour.simplex import as_given
 
 REGRESSION = "regression"
 SMALL = 10  # most outputs whose covariance is exported by default
@@ -37,8 +39,8 @@ MEANINGS = {
     "probabilities": "class probabilities, the expectation of the softmax (or sigmoid)",
     "jsd": "Jensen-Shannon divergence in nats: how much the network's draws disagree; high is unfamiliar",
     "stddev": "standard deviation, the root of the variance",
-    "lower": "lower end of the interval",
-    "upper": "upper end of the interval",
+    "lower": "lower end of the interval{}",
+    "upper": "upper end of the interval{}",
 }
 
 
@@ -52,6 +54,8 @@ class Choices:
     noise: float
     output: int
     alone: bool  # whether the output is all that the model returns, which `Predictor.probabilities` needs
+    inside: bool = False  # whether it ends in a softmax or sigmoid of logits that the graph has
+    given: bool = False  # whether it is probabilities otherwise
 
 
 class Answer(nn.Module):
@@ -71,24 +75,33 @@ class Answer(nn.Module):
             named = {"mean": belief.mean, "variance": belief.variance, "stddev": belief.stddev}
             named |= {"lower": low, "upper": high}
         else:
-            named = {
-                "mean": belief.mean,
-                "variance": belief.variance,
-                "probabilities": self._classes(belief, args, kwargs),
-            }
-            if choices.link == "softmax":
-                named["jsd"] = scores.jsd(belief)
-            elif choices.link == "binary":  # the logits (0, z)
+            logits = self._logits(belief, args, kwargs)
+            p = self._probabilities(logits, args, kwargs)
+            named = {"mean": belief.mean, "variance": belief.variance, "probabilities": p}
+            if choices.link == "softmax" and not choices.given:
+                named["jsd"] = scores.jsd(logits)
+            elif choices.link == "binary" and not choices.given:  # the logits (0, z)
                 both = torch.tensor([[0.0], [1.0]], dtype=belief.dtype)
-                named["jsd"] = scores.jsd(belief.linear(both))
+                named["jsd"] = scores.jsd(logits.linear(both))
         if choices.covariance:
             named["covariance"] = belief.covariance_matrix
         return named
 
-    def _classes(self, belief: Belief, args: tuple, kwargs: dict[str, Any]) -> Tensor:
-        if self.choices.alone and isinstance(self.predict, Predictor):
-            return self.predict.probabilities(*args, kind=self.choices.link, **kwargs)
-        return predictive.probabilities(belief, kind=self.choices.link)
+    def _logits(self, belief: Belief, args: tuple, kwargs: dict[str, Any]) -> Belief:
+        """The belief less the softmax or sigmoid that the output ends in; a calibrated one is without already."""
+        if not self.choices.inside:
+            return belief
+        answer = classes.classifier(_base(self.predict))(*args, **kwargs)
+        return pytree.tree_leaves(answer, is_leaf=_is_belief)[self.choices.output]
+
+    def _probabilities(self, logits: Belief, args: tuple, kwargs: dict[str, Any]) -> Tensor:
+        link = self.choices.link
+        assert link is not None
+        if self.choices.given:
+            return as_given(logits.mean, link, link == "softmax")
+        if self.choices.alone:
+            return self.predict.probabilities(*args, kind=link, **kwargs)
+        return predictive.expected(logits, link)
 
 
 def _base(predict: Predictor | Calibrated) -> Predictor:
@@ -160,7 +173,7 @@ def private(predict: Predictor | Calibrated) -> Predictor | Calibrated:
         base = private(predict.predict)
         assert isinstance(base, Predictor)
         scale, temperature, noise = (t.detach().cpu() for t in (predict.scale, predict.temperature, predict.noise))
-        return Calibrated(base, scale, temperature, noise, None, predict.before, predict.after)
+        return Calibrated(base, scale, temperature, noise, None, predict.before, predict.after, predict.classes)
     if not isinstance(predict, Predictor):
         raise InvalidType(
             f"`export` takes a predictor of `favour.compile`, `favour.load` or `favour.calibrate`, got "
@@ -192,6 +205,10 @@ def choose(
     answer = predict(*args, **kwargs)
     index, belief = _output(answer, output)
     event = tuple(belief.event_shape)
+    end = ending(base.graph, index) if isinstance(predict, Predictor) else Ending()
+    given = False
+    if kind in (None, *predictive.KINDS):
+        kind, given = classes.reading(end, belief, kind)
     if kind is None:
         kind = "softmax" if len(event) == 1 and event[0] > 1 else REGRESSION
     if kind not in (*predictive.KINDS, REGRESSION):
@@ -204,7 +221,9 @@ def choose(
         raise InvalidValue(f"`noise` is {noise}, an observation noise; classes have none. Leave it out.")
     small = len(event) == 1 and 1 < event[0] <= SMALL
     alone = isinstance(answer, Belief)
-    return Choices(link, small if covariance is None else covariance, level, noise, index, alone), belief
+    inside = link is not None and end.logits is not None
+    given = link is not None and given
+    return Choices(link, small if covariance is None else covariance, level, noise, index, alone, inside, given), belief
 
 
 def _output(answer: Any, wanted: str | int | None) -> tuple[int, Belief]:

@@ -24,6 +24,7 @@ from favour.head.match import weighed, weight_of
 from favour.head.tables import tables
 from favour.methods.engine import infer
 from favour.posterior import Posterior
+from favour.simplex import GIVEN
 from favour.slices import slices
 from favour.tensors import check_inputs
 from favour.value import Value, mean_of
@@ -44,22 +45,36 @@ def probabilities(
     predict: Predictor, args: tuple, kwargs: Mapping[str, Any], kind: str | None, estimator: str, n: int | None = None
 ) -> Tensor:
     """`Predictor.probabilities`: from the head where that is worthwhile, else from the belief alone."""
+    drawn = sampled(predict, args, kwargs, estimator, n)
+    if drawn is not None:
+        parts = []
+        for z in drawn:
+            kind = kind if kind == GIVEN else predictive.check_event(tuple(z.shape[1:2]), kind)
+            parts.append(predictive.mean_link(kind, z))
+        return _joined(parts, 0)
+    estimator = "nodes" if estimator == "auto" else estimator
+    belief = predict(*args, **kwargs)
+    predictive.check_belief(belief)
+    return predictive.expected(belief, predictive.check_event(tuple(belief.event_shape), kind), estimator)
+
+
+def sampled(
+    predict: Predictor, args: tuple, kwargs: Mapping[str, Any], estimator: str, n: int | None
+) -> Iterator[Tensor] | None:
+    """Draws (b, C, n) by slices of the batch where this estimator takes the head; None where the belief is asked."""
     if n is not None and estimator not in ("auto", "head"):
         raise InvalidValue(f"`draws` belongs to the head; estimator={estimator!r} makes none.")
-    if estimator in ("auto", "head"):
-        head = find_head(predict)
-        asked = estimator == "head" or n is not None
-        if asked or (head is not None and head.worthwhile):
-            if not _uncertain(args, kwargs):
-                parts = []
-                for z in _drawn(predict, args, kwargs, n):
-                    kind = predictive.check_event(tuple(z.shape[1:2]), kind)
-                    parts.append(predictive.mean_link(kind, z))
-                return _joined(parts, 0)
-            if asked:
-                raise UnsupportedOperation("an input is itself a Belief; the head is sampled for plain inputs only.")
-        estimator = "nodes"
-    return predictive.probabilities(predict(*args, **kwargs), kind=kind, estimator=estimator)
+    if estimator not in ("auto", "head"):
+        return None
+    head = find_head(predict)
+    asked = estimator == "head" or n is not None
+    if not asked and (head is None or not head.worthwhile):
+        return None
+    if not _uncertain(args, kwargs):
+        return _drawn(predict, args, kwargs, n)
+    if asked:
+        raise UnsupportedOperation("an input is itself a Belief; the head is sampled for plain inputs only.")
+    return None
 
 
 def _uncertain(args: tuple, kwargs: Mapping[str, Any]) -> bool:

@@ -46,12 +46,12 @@ def weighed(d: Tensor, bias: Tensor | None, belief: Belief, w: float) -> Tensor:
     sigma = belief.covariance_matrix.to(d.dtype)
     own = torch.baddbmm(sigma, d, d.mT, beta=0, alpha=1 / n)
     both = torch.stack([torch.lerp(own, sigma, w), own])
-    tril, _ = torch.linalg.cholesky_ex(_ridged(both))
+    tril, _ = torch.linalg.cholesky_ex(ridged(both))
     turn = torch.linalg.solve_triangular(tril[1], tril[0], upper=False, left=False)
     return torch.baddbmm(centre, turn, d)
 
 
-def _ridged(matrix: Tensor) -> Tensor:
+def ridged(matrix: Tensor) -> Tensor:
     """Covariances with slightly larger variances, so that singular ones have factors too.
 
     √eps of the variances is far above rounding, n·eps, and far below what a covariance of draws is good for.

@@ -26,13 +26,15 @@ import torch
 from torch import nn
 
 import favour
+from favour import classes
 from favour.belief import Belief
 from favour.errors import InvalidType, InvalidValue, UnsupportedOperation
 from favour.exported import load_exported
 from favour.factories import make
 from favour.head import find_head
-from favour.predictive import KINDS, check_event
+from favour.predictive import KINDS, check_event, expected
 from favour.predictor import Predictor
+from favour.simplex import as_given
 
 EXPORTED = (".onnx", ".pt2")
 TASKS = (*KINDS, "regression")
@@ -114,21 +116,24 @@ class PredictorRater(Rater):
                     f"the model answers with {type(belief).__name__}; a rating reads exactly one uncertain output. "
                     "Name a module with `favour.compile(..., at=...)`."
                 )
+            end = classes.ending_of(self.predictor)
+            kind, given = classes.reading(end, belief, self.kind or None)
             if not self.kind:
                 event = tuple(belief.event_shape)
-                self.kind = "regression" if event in ((), (1,)) else check_event(event, None)
+                single = event in ((), (1,))
+                self.kind = kind or ("regression" if single else check_event(event, None))
             outputs = {"mean": belief.mean, "variance": belief.variance}
-            if self.kind != "regression":
-                head = find_head(self.predictor)
+            if self.kind != "regression" and given:
+                outputs["probabilities"] = as_given(belief.mean, self.kind, end.sums)
+            elif self.kind != "regression":
+                logits = belief if end.logits is None else self.predictor.logits(batch)
+                head = find_head(classes.classifier(self.predictor))
                 drawn = head is not None and head.worthwhile
                 outputs["probabilities"] = (
-                    self.predictor.probabilities(batch, kind=self.kind)
-                    if drawn
-                    else favour.probabilities(belief, kind=self.kind)
+                    self.predictor.probabilities(batch, kind=self.kind) if drawn else expected(logits, self.kind)
                 )
-                logits = belief
                 if self.kind == "binary":  # one logit z is the pair (0, z)
-                    flat = Belief(belief.mean.reshape(-1, 1), covariance=belief.covariance_matrix, validate=False)
+                    flat = Belief(logits.mean.reshape(-1, 1), covariance=logits.covariance_matrix, validate=False)
                     logits = flat.linear(flat.mean.new_tensor([[0.0], [1.0]]))
                 if self.kind in ("softmax", "binary"):
                     outputs["jsd"] = favour.scores.jsd(logits)
