@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from favour import predictive
+from favour import predictive, scores
 from favour.belief import Belief
 from favour.confidence import check_level
 from favour.covariance import Covariance, Dense, check_finite
@@ -81,6 +81,10 @@ class Calibrated(nn.Module):
     def probabilities(self, *args: Any, kind: str | None = None, estimator: str = "nodes", **kwargs: Any) -> Tensor:
         """Class probabilities of the fitted belief; see `favour.probabilities`."""
         return predictive.probabilities(self(*args, **kwargs), kind=kind, estimator=estimator)
+
+    def jsd(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The Jensen–Shannon divergence of the fitted belief; see `favour.scores.jsd`."""
+        return scores.jsd(scores.logits(self(*args, **kwargs)))
 
     def __repr__(self) -> str:
         noise = "" if not self.noise.any() else f", noise={[round(v, 6) for v in self.noise.flatten().tolist()]}"

@@ -23,7 +23,7 @@ from favour.belief import Belief
 from favour.capture.node import Graph, Node
 from favour.errors import ChangedModel, FavourError, InvalidType, InvalidValue, StalePredictor
 from favour.following import Origin, Structure, Values
-from favour.head import Head, draws, find_head, probabilities
+from favour.head import Head, divergence, draws, find_head, probabilities
 from favour.inspect.selfcheck import SelfCheck
 from favour.joint import Joint, concatenated, split
 from favour.methods.choice import Choice, choose
@@ -346,6 +346,33 @@ class Predictor(nn.Module):
         with torch.inference_mode():  # with a single input this saves a quarter of the head's time
             p = probabilities(by, args, kwargs, kind, estimator, draws)
         return p.clone()  # an ordinary tensor again
+
+    def jsd(
+        self, *args: Any, kind: str | None = None, estimator: str = "auto", draws: int | None = None, **kwargs: Any
+    ) -> Tensor:
+        """How much draws of the network disagree about the class, (batch,): between 0 and log C, high is unfamiliar.
+
+        The Jensen–Shannon divergence of `favour.scores.jsd`, which knows the belief only. That is Gaussian, and where
+        dropout is strong the logits are not: confident inputs then keep their class in draws in which a Gaussian
+        of the same variance would change it.
+
+        Args:
+            args, kwargs: The model's.
+            kind: `"softmax"`, or `"binary"` for one logit.
+            estimator: `"head"` (fixed draws of the last layers), `"nodes"` or `"lemma"` (see `favour.scores.jsd`). By
+                default the head, with as many draws as four forward passes or the work of 128 nodes afford (by a count
+                of operations), 160 to 1,280; `"nodes"` where that is less than 160, or there is no head.
+            draws: At least so many draws of the head instead.
+
+        Example:
+            >>> import favour
+            >>> model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3))
+            >>> favour.compile(model, torch.randn(2, 4)).jsd(torch.randn(5, 4)).shape
+            torch.Size([5])
+        """
+        if not torch.compiler.is_compiling():
+            self.follow()
+        return divergence(self._classifier(), args, kwargs, kind, estimator, draws)
 
     def draws(self, *args: Any, n: int | None = None, **kwargs: Any) -> Tensor:
         """Draws of the logits from the last layers, (n, batch, C): a fixed function of the input, see `favour.head`.

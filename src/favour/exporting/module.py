@@ -35,7 +35,7 @@ MEANINGS = {
     "variance": "variance of the output{}",
     "covariance": "covariance between the outputs of one row",
     "probabilities": "class probabilities, the expectation of the softmax (or sigmoid)",
-    "jsd": "Jensen-Shannon divergence in nats: how much the network's draws disagree; high is unfamiliar",
+    "jsd": "Jensen-Shannon divergence in nats, at most log C: how much draws of the network disagree; high is unfamiliar",
     "stddev": "standard deviation, the root of the variance",
     "lower": "lower end of the interval",
     "upper": "upper end of the interval",
@@ -76,11 +76,8 @@ class Answer(nn.Module):
                 "variance": belief.variance,
                 "probabilities": self._classes(belief, args, kwargs),
             }
-            if choices.link == "softmax":
-                named["jsd"] = scores.jsd(belief)
-            elif choices.link == "binary":  # the logits (0, z)
-                both = torch.tensor([[0.0], [1.0]], dtype=belief.dtype)
-                named["jsd"] = scores.jsd(belief.linear(both))
+            if choices.link in ("softmax", "binary"):
+                named["jsd"] = self._disagreement(belief, args, kwargs)
         if choices.covariance:
             named["covariance"] = belief.covariance_matrix
         return named
@@ -89,6 +86,11 @@ class Answer(nn.Module):
         if self.choices.alone and isinstance(self.predict, Predictor):
             return self.predict.probabilities(*args, kind=self.choices.link, **kwargs)
         return predictive.probabilities(belief, kind=self.choices.link)
+
+    def _disagreement(self, belief: Belief, args: tuple, kwargs: dict[str, Any]) -> Tensor:
+        if self.choices.alone and isinstance(self.predict, Predictor):
+            return self.predict.jsd(*args, kind=self.choices.link, **kwargs)
+        return scores.jsd(scores.logits(belief))
 
 
 def _base(predict: Predictor | Calibrated) -> Predictor:

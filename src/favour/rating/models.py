@@ -126,12 +126,12 @@ class PredictorRater(Rater):
                     if drawn
                     else favour.probabilities(belief, kind=self.kind)
                 )
-                logits = belief
-                if self.kind == "binary":  # one logit z is the pair (0, z)
-                    flat = Belief(belief.mean.reshape(-1, 1), covariance=belief.covariance_matrix, validate=False)
-                    logits = flat.linear(flat.mean.new_tensor([[0.0], [1.0]]))
                 if self.kind in ("softmax", "binary"):
-                    outputs["jsd"] = favour.scores.jsd(logits)
+                    outputs["jsd"] = (
+                        self.predictor.jsd(batch, kind=self.kind)
+                        if head is not None and head.for_scores
+                        else favour.scores.jsd(favour.scores.logits(belief))
+                    )
         wide = torch.float64 if belief.dtype == torch.float64 else torch.float32
         return {name: value.to(wide).cpu().numpy() for name, value in outputs.items()}
 
