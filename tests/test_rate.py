@@ -60,6 +60,7 @@ def expected(predict, x) -> dict[str, np.ndarray]:
         belief, p = predict(torch.from_numpy(x)), predict.probabilities(torch.from_numpy(x)).numpy()
     top = p.argmax(1)
     every = np.arange(len(x))
+    with torch.no_grad():
         jsd = predict.jsd(torch.from_numpy(x)).numpy()
     covariance = belief.covariance_matrix.numpy()
     return {

@@ -35,7 +35,7 @@ MEANINGS = {
     "variance": "variance of the output{}",
     "covariance": "covariance between the outputs of one row",
     "probabilities": "class probabilities, the expectation of the softmax (or sigmoid)",
-    "jsd": "Jensen-Shannon divergence in nats, at most log C: how much draws of the network disagree; high is unfamiliar",
+    "jsd": "Jensen-Shannon divergence in nats, at most log C: how much draws of it disagree; high is unfamiliar",
     "stddev": "standard deviation, the root of the variance",
     "lower": "lower end of the interval",
     "upper": "upper end of the interval",
