@@ -33,6 +33,7 @@ from torch import Tensor, nn
 import favour
 from favour import metrics, predictive, scores
 from favour.calibration import ConformalInterval
+from favour.experiments.closed_form import closed_form
 from favour.experiments.data import UCI, images, uci
 from favour.head import find_head
 
@@ -159,7 +160,7 @@ def classification(data: str, fresh: bool) -> dict[str, Any]:
         both = torch.cat([x[:EACH], strange])
         with_head = torch.cat([predict.draws(b) for b in both.split(BATCH)], 1)
         ranks = {
-            "lemma": scores.jsd(predict(both)),
+            "lemma": closed_form(predict(both)),
             "nodes": scores.jsd(predict(both), estimator="nodes"),
             "head": scores.jsd(with_head),
             "100 samples": kept["divergence of 100"],

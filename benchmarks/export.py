@@ -77,7 +77,7 @@ class Favour(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         belief = self.predict(x)
         p = self.predict.probabilities(x)
-        return belief.mean, belief.variance, p, favour.scores.jsd(belief), belief.covariance_matrix
+        return belief.mean, belief.variance, p, self.predict.jsd(x), belief.covariance_matrix
 
 
 def session(path: Path) -> onnxruntime.InferenceSession:

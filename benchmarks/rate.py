@@ -118,7 +118,7 @@ def other_costs(folder: Path) -> dict[str, float]:
     list(units(find(folder / "x.csv"), PART))
     scan = rows / (time.perf_counter() - start)
     generator = np.random.default_rng(0)
-    names = ("probability", "stddev", "jsd", "entropy", "max_probability")
+    names = ("probability", "stddev", "jsd", "entropy", "max_probability", "least_confidence")
     columns = {name: generator.random(16384, np.float32) for name in names}
     part = pa.table({"source": ["x.parquet"] * 16384, "row": np.arange(16384), "id": np.arange(16384), **columns})
     store = Store(folder / "joined.parquet")

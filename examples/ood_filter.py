@@ -53,9 +53,9 @@ features = favour.compile(model, x[:2], at="4")
 distance = favour.scores.Mahalanobis(shrinkage=0.01).fit(features(x[train]), y[train])
 
 scores = {
-    "max prob.": lambda x: favour.scores.max_probability(predict(x)),
+    "max prob.": lambda x: favour.scores.least_confidence(predict(x)),
     "entropy": lambda x: favour.scores.entropy(predict(x)),
-    "JSD": lambda x: favour.scores.jsd(predict(x)),
+    "JSD": predict.jsd,
     "Mahalanobis": lambda x: distance.score(features(x)),
 }
 

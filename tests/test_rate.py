@@ -60,15 +60,17 @@ def expected(predict, x) -> dict[str, np.ndarray]:
         belief, p = predict(torch.from_numpy(x)), predict.probabilities(torch.from_numpy(x)).numpy()
     top = p.argmax(1)
     every = np.arange(len(x))
-    covariance, q = belief.covariance_matrix.numpy(), belief.mean.softmax(-1).numpy()
-    jsd = [0.5 * np.trace((np.diag(a) - np.outer(a, a)) @ s) for a, s in zip(q, covariance, strict=True)]
+    with torch.no_grad():
+        jsd = predict.jsd(torch.from_numpy(x)).numpy()
+    covariance = belief.covariance_matrix.numpy()
     return {
         "prediction": top,
         "probability": p[every, top],
         "stddev": np.sqrt(covariance[every, top, top]),
-        "jsd": np.array(jsd),
+        "jsd": jsd,
         "entropy": -(p * np.log(p)).sum(1),
-        "max_probability": 1 - p.max(1),
+        "max_probability": p.max(1),
+        "least_confidence": 1 - p.max(1),
     }
 
 
@@ -336,13 +338,12 @@ def test_other_classifiers(tmp_path, classifier, regressor, kind):
         for k in range(3):
             check_values(table, {f"probability_{k}": p[:, k], f"prediction_{k}": p[:, k] >= 0.5})
     else:
-        check_values(table, {"prediction": p.argmax(1), "probability": p.max(1), "max_probability": 1 - p.max(1)})
+        check_values(table, {"prediction": p.argmax(1), "probability": p.max(1), "max_probability": p.max(1)})
+        check_values(table, {"least_confidence": 1 - p.max(1)})
     assert ("jsd" in table.column_names) == (kind == "binary")
-    if kind == "binary":  # of the pair (0, z): ½ p (1 − p) Var z
+    if kind == "binary":  # of the pair (0, z)
         with torch.no_grad():
-            belief = predict(torch.from_numpy(x))
-        q = belief.mean.sigmoid()
-        check_values(table, {"jsd": (0.5 * q * (1 - q) * belief.variance)[:, 0].numpy()})
+            check_values(table, {"jsd": predict.jsd(torch.from_numpy(x), kind="binary").numpy()})
 
 
 # ---- models

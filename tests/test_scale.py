@@ -237,7 +237,7 @@ def test_rows_of_a_ray_data_set(tmp_path, predictor, cluster):
     found, wanted = (pq.read_table(tmp_path / f"{name}.parquet").sort_by("id") for name in ("many", "one"))
     assert found.schema.names == wanted.schema.names
     assert found["id"].equals(wanted["id"]) and found["prediction"].equals(wanted["prediction"])
-    for name in ("probability", "stddev", "jsd", "entropy", "max_probability"):
+    for name in ("probability", "stddev", "jsd", "entropy", "max_probability", "least_confidence"):
         np.testing.assert_allclose(found[name].to_numpy(), wanted[name].to_numpy(), rtol=1e-5, atol=1e-7)
     assert pq.read_table(tmp_path / "many.bad.parquet")["id"].to_pylist() == [str(ROWS // 2)]
     with pytest.raises(InvalidValue, match="is there already"):

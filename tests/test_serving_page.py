@@ -267,3 +267,10 @@ def test_mistakes_are_explained(visit):
     one.predict("1 1 1 1 1")
     assert not one.page.locator("#error").is_visible()
     assert [c for c in one.complaints if "422" not in c] == []  # the browser notes the refused request itself
+
+
+def test_no_word_of_the_page_calls_agreement_familiar():
+    """Far from the data a network may be sure and its draws agree; that says nothing about the input."""
+    from favour.serving.script import SCRIPT
+
+    assert "agrees with itself" not in SCRIPT and "far from the training data they may, and be wrong" in SCRIPT

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from favour import head, predictive
+from favour import head, predictive, scores
 from favour.adapters.ensemble import logits_of
 from favour.belief import Belief
 from favour.classes import classifier, ending_of, natural_kind
@@ -152,6 +152,10 @@ class Calibrated(nn.Module):
         both = torch.stack([self._weighted(args, kwargs).to(before), before])
         root, _ = torch.linalg.cholesky_ex(ridged(both))
         return torch.linalg.solve_triangular(root[1], root[0], upper=False, left=False)
+
+    def jsd(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The Jensen–Shannon divergence of the fitted belief; see `favour.scores.jsd`."""
+        return scores.jsd(scores.logits(self(*args, **kwargs)))
 
     def __repr__(self) -> str:
         noise = "" if not self.noise.any() else f", noise={[round(v, 6) for v in self.noise.flatten().tolist()]}"

@@ -130,6 +130,16 @@ def probabilities(
     return head.probabilities(by, args, kwargs, kind, estimator, n)
 
 
+def divergence(
+    predict: Predictor, args: tuple, kwargs: Mapping[str, Any], kind: str | None, estimator: str, n: int | None
+) -> Tensor:
+    """`Predictor.jsd`."""
+    by, kind, given = resolved(predict, args, kwargs, kind)
+    if given is not None:
+        raise UnsupportedOperation(_NO_LOGITS)
+    return head.divergence(by, args, kwargs, kind, estimator, n)
+
+
 def resolved(
     predict: Predictor, args: tuple, kwargs: Mapping[str, Any], kind: str | None
 ) -> tuple[Predictor, str | None, Belief | None]:

@@ -390,6 +390,36 @@ class Predictor(nn.Module):
         """
         raise intervals.refuse()
 
+    def jsd(
+        self, *args: Any, kind: str | None = None, estimator: str = "auto", draws: int | None = None, **kwargs: Any
+    ) -> Tensor:
+        """How much draws of the network disagree about the class, (batch,): between 0 and log C, high is unfamiliar.
+
+        The Jensen–Shannon divergence of `favour.scores.jsd`, which knows the belief only. That is Gaussian, and where
+        dropout is strong the logits are not: confident inputs then keep their class in draws in which a Gaussian
+        of the same variance would change it.
+
+        Args:
+            args, kwargs: The model's.
+            kind: `"softmax"`, or `"binary"` for one logit.
+            estimator: `"head"` (fixed draws of the last layers), `"nodes"` or `"lemma"` (see `favour.scores.jsd`). By
+                default the head, with as many draws as four forward passes or the work of 128 nodes afford (by a count
+                of operations), 160 to 1,280; `"nodes"` where that is less than 160, or there is no head.
+            draws: At least so many draws of the head instead.
+
+        Raises:
+            UnsupportedOperation: The model returns probabilities that are no softmax of logits in its graph.
+
+        Example:
+            >>> import favour
+            >>> model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3))
+            >>> favour.compile(model, torch.randn(2, 4)).jsd(torch.randn(5, 4)).shape
+            torch.Size([5])
+        """
+        if not torch.compiler.is_compiling():
+            self.follow()
+        return classes.divergence(self, args, kwargs, kind, estimator, draws)
+
     def draws(self, *args: Any, n: int | None = None, **kwargs: Any) -> Tensor:
         """Draws of the logits from the last layers, (n, batch, C): a fixed function of the input, see `favour.head`.
 

@@ -6,27 +6,20 @@ With z the random logits, p(z) = softmax(z), p̄ = E[p(z)] and H the entropy in 
     aleatoric          E[H(p(z))]                        what remains were z known: the data is ambiguous
     epistemic, jsd     H(p̄) − E[H(p(z))] = E[KL(p(z) ‖ p̄)]        disagreement of the draws: the input is unfamiliar
     kl                 E[KL(p̄ ‖ p(z))]                   the same with the arguments exchanged
-    max_probability    1 − max_c p̄_c
+    least_confidence   1 − max_c p̄_c
     Mahalanobis        min_c √((μ − m_c)ᵀ (S + Σ)⁻¹ (μ − m_c))    m_c class means, S their shared covariance
 
 Draws are a tensor (n, B, C) of logits, or of probabilities that sum to one, whose logarithms are logits; expectations
 are averages over them. For a belief expectations are averages over fixed nodes (`favour.predictive.node_outputs`),
-except for `jsd`, which has a closed form (paper, section 4.3 and its lemma; the last formula printed there drops
-diag(UUᵀ)): with p = softmax(μ) and A = diag(p) − ppᵀ,
-
-    jsd ≈ ½ tr(AΣ) = ½ [Σ_i p_i Σ_ii − pᵀΣp]
-        = ½ [Σ_i p_i(1 − p_i)λ_i + Σ_k (Σ_i p_i u_ik² − (p·u_k)²)]         Σ = Λ + UUᵀ, O(C r)
-        = ¼ Σ_ij p_i p_j Var(z_i − z_j)                                   any Σ, O(C²)
-
-with an error of O(ε⁴) in the scale ε of the standard deviations (O(ε³) were z not symmetric). n draws give
-(1 − 1/n) of it in expectation.
-
-Confident inputs have p_max = 1 − δ with δ far below rounding, and jsd ∝ δ. So 1 − p_max is the sum of the other
-probabilities, and u is measured from its entry at the most probable class: every term is then of the order of δ.
+which `jsd` mends for what is too rare for nodes; it also knows the paper's lemma (`favour.divergence`). A belief is
+Gaussian and the logits of a network with strong dropout are not: `Predictor.jsd` has its divergence from draws of the
+last layers.
 """
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -34,12 +27,14 @@ import torch
 from torch import Tensor
 
 from favour.belief import Belief
-from favour.covariance import DiagonalPlusFactor, Directional, check_finite, square_root
-from favour.errors import InvalidType, InvalidValue, ShapeMismatch
-from favour.predictive import NODES, node_outputs, pair_variances
+from favour.covariance import check_finite, square_root
+from favour.divergence import by_nodes, lemma, spread
+from favour.errors import DeprecatedName, InvalidType, InvalidValue, OutOfRange, ShapeMismatch
+from favour.predictive import NODES, node_outputs
 from favour.simplex import sums_to_one
 
 Source = Belief | Tensor
+_WIDEST = 1.0  # variance up to which the lemma is used without a warning: benchmarks/scores.py
 _HELD = 2**16  # numbers of draws at once, on a CPU: more make malloc return memory and fault it in again
 
 
@@ -51,15 +46,19 @@ class EntropySplit(NamedTuple):
     epistemic: Tensor
 
 
-def jsd(source: Source, n: int | None = None, *, estimator: str = "lemma", nodes: int = NODES) -> Tensor:
-    """The Jensen–Shannon divergence of the class probabilities, (B,): H(E p) − E H(p).
+def jsd(source: Source, n: int | None = None, *, estimator: str = "nodes", nodes: int = NODES) -> Tensor:
+    """The Jensen–Shannon divergence of the class probabilities, (B,): H(E p) − E H(p), between 0 and log C.
 
     Args:
         source: A belief over logits, event (C,), or draws (n, B, C) of them. Draws give their own divergence, as the
             paper's equation does, which is (1 − 1/n) of its limit in expectation.
         n: For a belief, multiply by 1 − 1/n: what n draws would give. None for the limit of many.
-        estimator: For a belief, `"lemma"` (closed form, small covariances) or `"nodes"`.
-        nodes: Number of nodes of the latter.
+        estimator: For a belief, `"nodes"` (that of the Gaussian, however wide), or `"lemma"` (the paper's closed form
+            for small covariances, not bounded, several times cheaper).
+        nodes: Number of nodes of the former, even. The work is O(N C (rank + 1)) for each input.
+
+    Warns:
+        OutOfRange: The lemma was asked for where standard deviations are above one logit.
 
     Example:
         >>> belief = Belief(torch.zeros(1, 3), diag=torch.full((1, 3), 0.01))
@@ -69,56 +68,46 @@ def jsd(source: Source, n: int | None = None, *, estimator: str = "lemma", nodes
         tensor([0.0017])
     """
     if estimator not in ("lemma", "nodes"):
-        raise InvalidValue(f"`estimator` is {estimator!r}; choose 'lemma' or 'nodes'.")
+        raise InvalidValue(f"`estimator` is {estimator!r}; choose 'nodes' or 'lemma'.")
     if n is not None and n < 1:
         raise InvalidValue(f"`n` is {n}; at least one draw is required.")
+    if nodes < 2 or nodes % 2:
+        raise InvalidValue(f"`nodes` is {nodes}; an even number of at least 2 is required, as nodes come in pairs.")
     source = _checked(source)
     if isinstance(source, Tensor):
         if n is not None:
             raise InvalidValue("`n` belongs to a belief; draws (n, B, C) have their number in their shape.")
         return _of_draws(source, _epistemic)
-    value = _lemma(source) if estimator == "lemma" else _of_draws(source, _epistemic, nodes)
+    value = _lemma(source) if estimator == "lemma" else by_nodes(source, nodes)
     return value if n is None else value * (1 - 1 / n)
 
 
 def _lemma(belief: Belief) -> Tensor:
-    p = belief.mean.softmax(-1)  # (B, C)
-    covariance = belief.covariance
-    if isinstance(covariance, DiagonalPlusFactor):
-        own = (p * _complement(p) * covariance.diag).sum(-1)
-        return 0.5 * (own + _p_covariance(p, covariance.factor).diagonal(dim1=-2, dim2=-1).sum(-1))
-    if isinstance(covariance, Directional):
-        # tr(A QCQᵀ) + Σ_i d_i (PAP)_ii, with P = I − QQᵀ: PAP = A − AQQᵀ − QQᵀA + Q(QᵀAQ)Qᵀ
-        q = covariance.basis.permute(1, 2, 0)  # (B, C, k)
-        inner = _p_covariance(p, covariance.basis)  # QᵀAQ
-        shifted = _shifted(p, covariance.basis).permute(1, 2, 0)
-        aq = p.unsqueeze(-1) * (shifted - (p.unsqueeze(-2) @ shifted))
-        rest = p * _complement(p) - 2 * (aq * q).sum(-1) + ((q @ inner) * q).sum(-1)
-        if covariance.rank == p.shape[-1]:
-            rest = torch.zeros_like(rest)
-        return 0.5 * ((inner * covariance.core).sum((-2, -1)) + (covariance.diag * rest.clamp(min=0)).sum(-1))
-    spread = pair_variances(belief.covariance_matrix)
-    return 0.25 * ((p.unsqueeze(-2) @ spread).squeeze(-2) * p).sum(-1)
+    value = lemma(belief)
+    if not torch.compiler.is_compiling() and value.numel():
+        widest = spread(belief, value).max().item()
+        if widest > _WIDEST:
+            warnings.warn(
+                f"the lemma is an expansion for small covariances, and the differences of logits that matter here have "
+                f"standard deviations up to {math.sqrt(widest):.3g}, above 1: values reach {value.max().item():.3g} "
+                f"nats, where no divergence of {belief.mean.shape[1]} classes is above "
+                f"{math.log(belief.mean.shape[1]):.3g}. Use estimator='nodes', the default, or `predict.jsd(x)`.",
+                OutOfRange,
+                stacklevel=3,
+            )
+    return value
 
 
-def _complement(p: Tensor) -> Tensor:
-    """1 − p, the largest p's as the sum of the others."""
-    top = p.argmax(-1, keepdim=True)
-    others = p.scatter(-1, top, 0).sum(-1, keepdim=True)
-    return (1 - p).scatter(-1, top, others)
+def logits(belief: Belief) -> Belief:
+    """The belief over the logits of all classes: itself, or of one logit z of a binary classifier that over (0, z).
 
-
-def _shifted(p: Tensor, columns: Tensor) -> Tensor:
-    """Columns (k, B, C) less their entry at the most probable class."""
-    top = p.argmax(-1, keepdim=True).expand(columns.shape[0], -1, 1)
-    return columns - columns.gather(-1, top)
-
-
-def _p_covariance(p: Tensor, columns: Tensor) -> Tensor:
-    """UᵀAU, the covariance of the columns' entries under p, (B, k, k)."""
-    v = _shifted(p, columns).permute(1, 0, 2)  # (B, k, C)
-    mean = (v * p.unsqueeze(-2)).sum(-1)  # (B, k)
-    return (v * p.unsqueeze(-2)) @ v.mT - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+    >>> logits(Belief(torch.ones(1, 1), diag=torch.ones(1, 1))).mean
+    tensor([[0., 1.]])
+    """
+    if tuple(belief.event_shape) not in ((), (1,)):
+        return belief
+    flat = Belief(belief.mean.reshape(-1, 1), covariance=belief.covariance_matrix, validate=False)
+    return flat.linear(torch.tensor([[0.0], [1.0]], dtype=belief.dtype, device=belief.mean.device))
 
 
 def kl(source: Source, *, nodes: int = NODES) -> Tensor:
@@ -158,13 +147,24 @@ def entropy_split(source: Source, *, nodes: int = NODES) -> EntropySplit:
     return EntropySplit(*_of_draws(_checked(source), all_three, nodes))
 
 
-def max_probability(source: Source, *, nodes: int = NODES) -> Tensor:
+def least_confidence(source: Source, *, nodes: int = NODES) -> Tensor:
     """1 − max_c p̄_c, (B,): the probability of all classes but the likeliest.
 
-    >>> max_probability(Belief.point(torch.tensor([[0.0, 0.0], [9.0, 0.0]])))
+    >>> least_confidence(Belief.point(torch.tensor([[0.0, 0.0], [9.0, 0.0]])))
     tensor([5.0000e-01, 1.2339e-04])
     """
     return _of_draws(_checked(source), _others, nodes)
+
+
+def max_probability(source: Source, *, nodes: int = NODES) -> Tensor:
+    """The former name of `least_confidence`, which it equals: it never was the probability of the likeliest class."""
+    warnings.warn(
+        "`scores.max_probability` gives 1 − max p and is now named `scores.least_confidence`; use that. The "
+        "probability of the likeliest class is `predict.probabilities(x).amax(-1)`.",
+        DeprecatedName,
+        stacklevel=2,
+    )
+    return least_confidence(source, nodes=nodes)
 
 
 # ---- scores of draws, (b, C, n) → (b,): with the draws innermost sums over classes run along whole rows of memory

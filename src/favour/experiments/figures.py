@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import favour
 from favour import scores
+from favour.experiments.closed_form import closed_form
 from favour.experiments.models import Perceptron
 from favour.experiments.record import write_json
 from favour.experiments.run import Run
@@ -90,7 +91,7 @@ def simplex(seed: int, steps: int = STEPS) -> dict[str, Any]:
                     "favour_mean": predict.probabilities(at)[0],
                     "favour_points": belief.sample((200,), torch.Generator().manual_seed(seed)).softmax(-1)[:, 0],
                     "sample_points": draws[:200, 0].softmax(-1),
-                    "jsd": scores.jsd(belief).item(),
+                    "jsd": closed_form(belief).item(),
                     "jsd_nodes": scores.jsd(belief, estimator="nodes").item(),
                     "jsd_samples": scores.jsd(draws).item(),
                     "entropy": scores.entropy(belief).item(),

@@ -18,6 +18,7 @@ from torch import Tensor
 import favour
 from favour import scores
 from favour.errors import FavourError
+from favour.experiments.closed_form import closed_form
 from favour.experiments.data import scaled
 from favour.experiments.methods import generator
 from favour.experiments.record import write_json
@@ -61,7 +62,7 @@ def divergence(draw: Callable[[int], Tensor], n: int, batch: int, classes: int) 
 def panel(belief: favour.Belief, draw: Callable[[int], Tensor], reference: int) -> dict[str, Any]:
     """Lemma, nodes and draws of one belief; `draw(n)` gives fresh logits (n, B, C)."""
     batch, classes = belief.mean.shape
-    lemma, nodes = scores.jsd(belief).double().cpu(), scores.jsd(belief, estimator="nodes").double().cpu()
+    lemma, nodes = closed_form(belief).double().cpu(), scores.jsd(belief, estimator="nodes").double().cpu()
     sampled = {n: scores.jsd(draw(n)).double().cpu() for n in NUMBERS}
     truth = divergence(draw, reference, batch, classes)
 

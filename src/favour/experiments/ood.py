@@ -31,6 +31,7 @@ from favour import scores
 from favour.errors import FavourError
 from favour.experiments import bootstrap, paper
 from favour.experiments.classification import chunks
+from favour.experiments.closed_form import closed_form
 from favour.experiments.data import Split, scaled
 from favour.experiments.headline import headline
 from favour.experiments.methods import (
@@ -88,7 +89,7 @@ def seconds_of(subject: Subject, every: Sequence[Method], x: Tensor, rounds: int
     def divergence(predict: favour.Predictor, method: Method, batch: Tensor) -> Tensor:
         if method in HEADS:
             return scores.jsd(predict.draws(batch, n=method.settings.get("draws")))
-        return scores.jsd(predict(batch), **method.asked)
+        return scores.jsd(predict(batch), **method.asked) if method.asked else closed_form(predict(batch))
 
     return timing(
         subject,

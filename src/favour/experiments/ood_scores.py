@@ -11,6 +11,7 @@ from torch import Tensor
 import favour
 from favour import metrics, scores
 from favour.experiments.classification import chunks
+from favour.experiments.closed_form import closed_form
 from favour.experiments.data import Split
 from favour.experiments.methods import HEAD, HEAD_MANY, Method, Subject, generator
 
@@ -21,13 +22,13 @@ CHUNK = 500  # pictures at a time
 def belief_scores(belief: favour.Belief, rate: scores.Mahalanobis, certain: bool) -> dict[str, Tensor]:
     """All scores of a belief; without JSD and KL if it is `certain`."""
     found = {
-        "max_probability": scores.max_probability(belief),
+        "max_probability": scores.least_confidence(belief),
         "entropy": scores.entropy(belief),
         "mahalanobis": rate.score(belief.mean if certain else belief),
     }
     if not certain:
         found |= {
-            "jsd": scores.jsd(belief),
+            "jsd": closed_form(belief),
             "jsd_nodes": scores.jsd(belief, estimator="nodes"),
             "kl": scores.kl(belief),
         }
@@ -37,7 +38,7 @@ def belief_scores(belief: favour.Belief, rate: scores.Mahalanobis, certain: bool
 def draw_scores(z: Tensor, rate: scores.Mahalanobis) -> dict[str, Tensor]:
     """All scores of draws (n, B, C)."""
     return {
-        "max_probability": scores.max_probability(z),
+        "max_probability": scores.least_confidence(z),
         "entropy": scores.entropy(z),
         "mahalanobis": rate.score(z),
         "jsd": scores.jsd(z),

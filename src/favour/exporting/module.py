@@ -37,7 +37,7 @@ MEANINGS = {
     "variance": "variance of the output{}",
     "covariance": "covariance between the outputs of one row",
     "probabilities": "class probabilities, the expectation of the softmax (or sigmoid)",
-    "jsd": "Jensen-Shannon divergence in nats: how much the network's draws disagree; high is unfamiliar",
+    "jsd": "Jensen-Shannon divergence in nats, at most log C: how much draws of it disagree; high is unfamiliar",
     "stddev": "standard deviation, the root of the variance",
     "lower": "lower end of the interval{}",
     "upper": "upper end of the interval{}",
@@ -78,11 +78,8 @@ class Answer(nn.Module):
             logits = self._logits(belief, args, kwargs)
             p = self._probabilities(logits, args, kwargs)
             named = {"mean": belief.mean, "variance": belief.variance, "probabilities": p}
-            if choices.link == "softmax" and not choices.given:
-                named["jsd"] = scores.jsd(logits)
-            elif choices.link == "binary" and not choices.given:  # the logits (0, z)
-                both = torch.tensor([[0.0], [1.0]], dtype=belief.dtype)
-                named["jsd"] = scores.jsd(logits.linear(both))
+            if choices.link in ("softmax", "binary") and not choices.given:
+                named["jsd"] = self._disagreement(logits, args, kwargs)
         if choices.covariance:
             named["covariance"] = belief.covariance_matrix
         return named
@@ -102,6 +99,11 @@ class Answer(nn.Module):
         if self.choices.alone:
             return self.predict.probabilities(*args, kind=link, **kwargs)
         return predictive.expected(logits, link)
+
+    def _disagreement(self, logits: Belief, args: tuple, kwargs: dict[str, Any]) -> Tensor:
+        if self.choices.alone and isinstance(self.predict, Predictor):
+            return self.predict.jsd(*args, kind=self.choices.link, **kwargs)
+        return scores.jsd(scores.logits(logits))
 
 
 def _base(predict: Predictor | Calibrated) -> Predictor:

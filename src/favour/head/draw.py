@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from favour import predictive
+from favour import predictive, scores
 from favour.belief import Belief
 from favour.capture.node import Node, replace_nodes
 from favour.covariance import square_root
 from favour.errors import InvalidValue, UnsupportedOperation
-from favour.head.find import Head, find_head
+from favour.head.find import DRAWS, Head, find_head
 from favour.head.masked import FEWEST, MaskedLinear
 from favour.head.match import weighed, weight_of
 from favour.head.tables import tables
@@ -59,22 +59,60 @@ def probabilities(
 
 
 def sampled(
-    predict: Predictor, args: tuple, kwargs: Mapping[str, Any], estimator: str, n: int | None
+    predict: Predictor,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    estimator: str,
+    n: int | None,
+    *,
+    scored: bool = False,
 ) -> Iterator[Tensor] | None:
-    """Draws (b, C, n) by slices of the batch where this estimator takes the head; None where the belief is asked."""
+    """Draws (b, C, n) by slices of the batch where this estimator takes the head, as many as a score takes if `scored`;
+    None where the belief is asked."""
     if n is not None and estimator not in ("auto", "head"):
         raise InvalidValue(f"`draws` belongs to the head; estimator={estimator!r} makes none.")
     if estimator not in ("auto", "head"):
         return None
     head = find_head(predict)
     asked = estimator == "head" or n is not None
-    if not asked and (head is None or not head.worthwhile):
+    worthwhile = head is not None and (bool(head.for_scores) if scored else head.worthwhile)
+    if not asked and not worthwhile:
         return None
+    if scored and n is None and head is not None:
+        n = head.for_scores or DRAWS
     if not _uncertain(args, kwargs):
         return _drawn(predict, args, kwargs, n)
     if asked:
         raise UnsupportedOperation("an input is itself a Belief; the head is sampled for plain inputs only.")
     return None
+
+
+def divergence(
+    predict: Predictor, args: tuple, kwargs: Mapping[str, Any], kind: str | None, estimator: str, n: int | None
+) -> Tensor:
+    """`Predictor.jsd`: from the head where its draws can be afforded, else from the belief alone."""
+    drawn = sampled(predict, args, kwargs, estimator, n, scored=True)
+    if drawn is not None:
+        parts = []
+        for z in drawn:
+            _check_classes(tuple(z.shape[1:2]), kind)
+            both = z if z.shape[1] > 1 else torch.cat([torch.zeros_like(z), z], 1)
+            parts.append(scores.jsd(both.permute(2, 0, 1)))
+        return _joined(parts, 0)
+    belief = predict(*args, **kwargs)
+    if not isinstance(belief, Belief):
+        raise UnsupportedOperation(
+            f"the network's outputs are {type(belief).__name__}; `jsd` takes one output. Score one of them: "
+            "`favour.scores.jsd(predict(x)[...])`."
+        )
+    _check_classes(tuple(belief.event_shape), kind)
+    return scores.jsd(scores.logits(belief), estimator="nodes" if estimator == "auto" else estimator)
+
+
+def _check_classes(event: tuple[int, ...], kind: str | None) -> None:
+    kind = predictive.check_event(event, kind)
+    if kind not in ("softmax", "binary"):
+        raise InvalidValue(f"outputs of kind {kind!r} are several questions; the divergence is of one choice of class.")
 
 
 def _uncertain(args: tuple, kwargs: Mapping[str, Any]) -> bool:

@@ -31,6 +31,8 @@ BUDGETS = (1.0, 32.0)  # forward passes: by default, and where the user asks for
 SHAPES = ((40, 4), (24, 8), (8, 24))  # A and M, the first that can be afforded: benchmarks/decisions.py
 DRAWS = math.prod(SHAPES[0])  # n, where a forward pass affords them
 SINGLE = (192, 96, 24, 8)  # A where M is 1
+_SCORING = (4.0, 2**18)  # forward passes, or multiplications: about those of 128 nodes for ten classes
+_MOST = 1280  # draws for a score: benchmarks/scores.py
 _ENTRY = 16
 _POOLED = 64  # for each entry that a pooling layer reads
 _SHORT = (
@@ -62,6 +64,7 @@ class Head:
         width: Most numbers per input and draw held at once.
         cost: In forward passes, counted. Compiled code is near the count at every batch; eager code makes some
             twenty-five calls into torch beside, which with a single input take longer than a forward pass of LeNet.
+        forward: A forward pass, in multiplications.
         seed: Of the tables, the predictor's own.
         tables: The last ones made, see `favour.head.tables`.
     """
@@ -81,6 +84,7 @@ class Head:
     inner: int
     width: int
     cost: float
+    forward: float
     seed: int
     tables: Tables | None = None
 
@@ -88,6 +92,14 @@ class Head:
     def worthwhile(self) -> bool:
         """Whether draws take at most as long as a forward pass."""
         return self.cost <= BUDGETS[0]
+
+    @property
+    def for_scores(self) -> int:
+        """Draws for a score, which ranks inputs that are nearly alike: as many as `_SCORING` forward passes or so many
+        multiplications afford, 0 if that is less than `DRAWS`."""
+        each = self.cost / (self.outer * self.inner)
+        afforded = int(max(_SCORING[0], _SCORING[1] / self.forward) / each)
+        return 0 if afforded < DRAWS else min(afforded, _MOST)
 
 
 def find_head(predict: Predictor, n: int | None = None) -> Head | None:
@@ -172,7 +184,7 @@ def _find(predict: Predictor) -> Head | None:
             classes = size(output)
             each = 0 if last is None else multiplications(last) * (2 if last in layers else 1)
             each += _PASSES * _ENTRY * classes + 2 * classes**2
-            cost = outer * (once + inner * each) / max(1, forward)
+            cost = outer * (once + inner * each) / max(1.0, forward)
             found.append(
                 Head(
                     graph,
@@ -190,6 +202,7 @@ def _find(predict: Predictor) -> Head | None:
                     inner,
                     width,
                     cost,
+                    max(1.0, forward),
                     predict.settings.seed,
                 )
             )

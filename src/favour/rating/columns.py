@@ -8,9 +8,10 @@
 | `probability` | of that class | |
 | `stddev` | of that class's logit | of the mean |
 | `low`, `high` | | interval μ ∓ zσ |
-| `jsd` | disagreement of draws, ½ tr((diag(p) − ppᵀ)Σ) | |
+| `jsd` | disagreement of draws in nats, at most ln C | |
 | `entropy` | H(p) in nats | |
-| `max_probability` | 1 − max p | |
+| `max_probability` | max p | |
+| `least_confidence` | 1 − max p | |
 
 Scores grow with strangeness, as in `favour.scores`. Several outputs of a regression, and the questions of a
 multilabel classifier, have columns of their own: `prediction_0`, `prediction_1`, ….
@@ -43,7 +44,8 @@ def rated_columns(
     >>> p = np.array([[0.25, 0.75]])
     >>> columns = rated_columns({"mean": np.log(p), "variance": np.ones((1, 2)), "probabilities": p}, "softmax")
     >>> {name: float(values[0].round(4)) for name, values in columns.items()}
-    {'prediction': 1.0, 'probability': 0.75, 'stddev': 1.0, 'entropy': 0.5623, 'max_probability': 0.25}
+    {'prediction': 1.0, 'probability': 0.75, 'stddev': 1.0, 'entropy': 0.5623, 'max_probability': 0.75, \
+'least_confidence': 0.25}
     """
     mean = np.asarray(outputs["mean"]).reshape(len(outputs["mean"]), -1)
     deviation = np.sqrt(np.asarray(outputs["variance"]).reshape(mean.shape))
@@ -64,7 +66,7 @@ def rated_columns(
     columns |= {"probability": p[every, top], "stddev": deviation[every, logit]}
     if "jsd" in outputs:
         columns["jsd"] = np.asarray(outputs["jsd"])
-    columns |= {"entropy": _entropy(p).sum(1), "max_probability": others.sum(1)}
+    columns |= {"entropy": _entropy(p).sum(1), "max_probability": p[every, top], "least_confidence": others.sum(1)}
     if every_class:
         columns |= {f"probability_{k}": p[:, k] for k in range(p.shape[1])}
     return columns

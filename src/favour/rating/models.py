@@ -132,11 +132,12 @@ class PredictorRater(Rater):
                 outputs["probabilities"] = (
                     self.predictor.probabilities(batch, kind=self.kind) if drawn else expected(logits, self.kind)
                 )
-                if self.kind == "binary":  # one logit z is the pair (0, z)
-                    flat = Belief(logits.mean.reshape(-1, 1), covariance=logits.covariance_matrix, validate=False)
-                    logits = flat.linear(flat.mean.new_tensor([[0.0], [1.0]]))
                 if self.kind in ("softmax", "binary"):
-                    outputs["jsd"] = favour.scores.jsd(logits)
+                    outputs["jsd"] = (
+                        self.predictor.jsd(batch, kind=self.kind)
+                        if head is not None and head.for_scores
+                        else favour.scores.jsd(favour.scores.logits(logits))
+                    )
         wide = torch.float64 if belief.dtype == torch.float64 else torch.float32
         return {name: value.to(wide).cpu().numpy() for name, value in outputs.items()}
 

@@ -204,7 +204,8 @@ function classification(out) {
   return parts;
 }
 function familiar(share) {
-  return share < 0.01 ? "The network agrees with itself." : share < 0.05 ? "The network wavers a little." :
+  return share < 0.01 ? "Draws agree about the class; far from the training data they may, and be wrong." :
+    share < 0.05 ? "The network wavers a little." :
     "The network disagrees with itself: the input may be unlike its training data.";
 }
 function meter(title, value, most, words) {
