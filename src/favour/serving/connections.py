@@ -34,12 +34,11 @@ from favour.serving.limits import GRACE, Limits
 from favour.serving.refusals import error_body, request_id
 
 MAX_HEAD, MAX_FIELDS = 2**14, 100
-SMALL_CHUNKS, CHUNK = 1000, 64  # so many chunks may be smaller than that on average
+SMALL_CHUNKS, CHUNK = 200, 64  # so many chunks may be smaller than that on average
 DISCARDED = 2**28
 PAUSE = 0.001  # seconds for each piece that is thrown away, shared by all such connections
 LINGER = 2.0
 SWEEP = 0.25
-CLOSED = ("header timeout", "body timeout", "slow reader", "room", "bad request", "full", "too much")
 log = logging.getLogger("favour.serving")
 
 
@@ -48,12 +47,14 @@ class Connections:
 
     Args:
         limits: `max_connections`, `header_timeout`, `timeout` and `max_held_bytes` hold here.
-        observe: Told the reason, one of `CLOSED`, of every connection that the server ended.
+        observe: Told the reason of every connection that the server ended: header timeout, body timeout, slow reader,
+            room (for another), bad request, too much (thrown away), full.
+        most: Where the system allows fewer than `max_connections`.
     """
 
-    def __init__(self, limits: Limits, observe: Callable[[str], None] = lambda reason: None) -> None:
+    def __init__(self, limits: Limits, observe: Callable[[str], None], most: int | None = None) -> None:
         self.limits, self.observe = limits, observe
-        self.most = limits.max_connections
+        self.most = limits.max_connections if most is None else most
         self.all: set[GuardedProtocol] = set()
         self.discarding = 0
         self._strangers: dict[GuardedProtocol, None] = {}  # keep us waiting, and were never answered; longest first
@@ -118,8 +119,9 @@ class _Parser(h11.Connection):
             event = super().next_event()
             if isinstance(event, h11.Request):
                 self._chunks = self._size = 0
-                if len(event.headers) > MAX_FIELDS:
-                    raise h11.RemoteProtocolError(f"more than {MAX_FIELDS} header fields", error_status_hint=431)
+                size = len(event.target) + sum(len(name) + len(value) for name, value in event.headers)
+                if len(event.headers) > MAX_FIELDS or size > MAX_HEAD:  # h11 limits only heads that are not complete
+                    raise h11.RemoteProtocolError("the head is too large", error_status_hint=431)
             elif isinstance(event, h11.Data):
                 self._chunks += event.chunk_start
                 self._size += len(event.data)
@@ -163,8 +165,9 @@ class GuardedProtocol(H11Protocol):
         super().connection_made(transport)
         self.flow = _Flow(transport, self.conn)
         transport.set_write_buffer_limits(high=0)  # any byte that is not read starts the clock
-        self._await_head()
-        if not self.guard.opened(self):
+        if self.guard.opened(self):
+            self._await_head()
+        else:
             self.refuse(503, "the server has as many connections as it may; try again later.", "full")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -220,10 +223,15 @@ class GuardedProtocol(H11Protocol):
         else:
             super().shutdown()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """HTTP lets a server ignore the wish for another protocol; that needs no line in the log."""
+
     def send_400_response(self, msg: str) -> None:
         problem = self.conn.problem
         status = problem.error_status_hint if problem is not None else 400
-        words = {431: "the head of the request is too large"}.get(status, f"this is not HTTP: {problem or msg}")
+        words = f"this is not HTTP: {problem or msg}"
+        if status == 431:
+            words = f"the head of the request has more than {MAX_HEAD} bytes or {MAX_FIELDS} fields"
         self.refuse(status, f"{words}.", "bad request")
 
     # ---- ends

@@ -26,7 +26,7 @@ from favour.serving.refusals import Gone, Refused, shortened
 Arrays = list[npt.NDArray]
 Result = TypeVar("Result")
 _SPACE = re.compile(r"[ \t\n\r]*")
-PIECE = 2048  # values between two pauses: less than a millisecond
+PIECE = 1024  # values between two pauses: about a millisecond
 
 
 async def in_turns(work: Generator[None, None, Result], turn: asyncio.Lock) -> Result:

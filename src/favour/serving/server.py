@@ -40,19 +40,24 @@ def run(
         version: Of the model; see `create_app`.
         limits: Those of `Limits`.
     """
-    uvicorn = require("uvicorn", "serve")
-    from favour.serving.connections import Connections
-
     allowed = Limits(**limits)
     app = create_app(model, allowed, threads=threads, hosts=(*LOCAL, host, *hosts), version=version)
-    metrics = app.state.metrics
-    connections = Connections(allowed, metrics.observe_end)
-    connections.most = min(allowed.max_connections, room_for(allowed.max_connections))
-    metrics.connections.set_function(lambda: len(connections.all))
+    server = guarded(app, allowed)
     listening = bind(host, port)
     address, number = listening.getsockname()[:2]
     shown = f"[{address}]" if ":" in address else address
     print(f"serving {model} on http://{shown}:{number} (Ctrl-C ends it)", flush=True)
+    server.run([listening])
+
+
+def guarded(app: Any, limits: Limits) -> Any:
+    """A `uvicorn.Server` for an application of `create_app` whose connections are limited."""
+    uvicorn = require("uvicorn", "serve")
+    from favour.serving.connections import Connections
+
+    metrics = app.state.metrics
+    connections = Connections(limits, metrics.observe_end, room_for(limits.max_connections))
+    metrics.connections.set_function(lambda: len(connections.all))
     config = uvicorn.Config(
         app,
         http=connections.protocol,
@@ -63,9 +68,9 @@ def run(
         proxy_headers=False,
         server_header=False,
         backlog=BACKLOG,
-        timeout_graceful_shutdown=math.ceil(3 * allowed.timeout + GRACE),
+        timeout_graceful_shutdown=math.ceil(3 * limits.timeout + GRACE),
     )
-    uvicorn.Server(config).run([listening])
+    return uvicorn.Server(config)
 
 
 def room_for(connections: int) -> int:
