@@ -7,7 +7,8 @@ predictor's own. `hostile.py` has the others, in a process of their own.
 
     beside   three stretches take turns: calm; hostile clients of another server on the same machine, which shows what
              they take from the machine; hostile clients of the same server. The ratios of the good ones' p99 within
-             each round, and their medians over all
+             each round, and their medians over all; also of p99 in processor time that the server used between a
+             question and its answer, which does not depend on who else wants the processor
     floods   a server that may open 256 files: time of /health beside 200 half-sent heads, and bytes of its log while as
              many connections as it has files for are held open
     bodies   20 bodies of 15 MB at once: time until all are answered, and the server's peak of memory
@@ -54,9 +55,11 @@ TOLERANCE = 1e-4
 class Good:
     """Clients that ask, wait and compare."""
 
-    def __init__(self, port: int, requests: list[bytes], answers: list[dict[str, np.ndarray]]) -> None:
+    def __init__(self, port: int, pid: int, requests: list[bytes], answers: list[dict[str, np.ndarray]]) -> None:
         self.port, self.requests, self.answers = port, requests, answers
+        self._clock = ~pid << 3 | 2  # Linux: the processor time of another process
         self.times: list[float] = []
+        self.worked: list[float] = []  # the server's processor time between a question and its answer
         self.errors: Counter[str] = Counter()
         self.wrong = 0
         self.reopened = 0
@@ -71,13 +74,14 @@ class Good:
         await asyncio.sleep(PACE * number / CLIENTS)
         while time.perf_counter() < end:
             turn = (turn + 1) % len(self.requests)
-            start = time.perf_counter()
+            start, before = time.perf_counter(), time.clock_gettime(self._clock)
             try:
                 fresh = stream is None
                 if stream is None:
                     stream = await asyncio.open_connection("127.0.0.1", self.port)
                 status, content = await asyncio.wait_for(ask(*stream, self.requests[turn]), 60)
                 self.times.append(time.perf_counter() - start)
+                self.worked.append(time.clock_gettime(self._clock) - before)
                 if status != 200:
                     self.errors[str(status)] += 1
                 elif not same(json.loads(content)["outputs"], self.answers[turn]):
@@ -93,8 +97,12 @@ class Good:
         if stream is not None:
             stream[1].close()
 
-    def quantile(self, q: float) -> float:
-        return round(1e3 * float(np.quantile(self.times, q)), 2) if self.times else float("nan")
+    def figures(self) -> dict[str, float]:
+        figures: dict[str, float] = {"requests": len(self.times)}
+        for name, values in (("ms", self.times), ("server_cpu_ms", self.worked)):
+            for q in (50, 99):
+                figures[f"p{q}_{name}"] = round(1e3 * float(np.percentile(values, q)), 2)
+        return figures
 
 
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, raw: bytes) -> tuple[int, bytes]:
@@ -201,10 +209,10 @@ def merged(reports: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def stretch(
-    given: tuple[Any, ...], port: int, seconds: float, target: int | None, heads: int
+    given: tuple[Any, ...], port: int, pid: int, seconds: float, target: int | None, heads: int
 ) -> tuple[Good, Any]:
     """Good clients of a server for a while, hostile ones of the server at `target` beside them."""
-    good = Good(port, *given[1:])
+    good = Good(port, pid, *given[1:])
     attack = None
     if target is not None:
         attack = asyncio.create_task(hostile(target, seconds + 1.0, "--heads", str(heads)))
@@ -216,21 +224,19 @@ async def stretch(
 async def beside(given: tuple[Any, ...], folder: str, rounds: int, seconds: float, heads: int) -> dict[str, Any]:
     results, reports = [], []
     async with server(given[0], folder) as (process, port), server(given[0], folder, log="other") as (_, other):
-        await Good(port, *given[1:]).run(min(3.0, seconds))
+        await Good(port, process.pid, *given[1:]).run(min(3.0, seconds))
         for _ in range(rounds):
-            calm, _ = await stretch(given, port, seconds, None, heads)
-            elsewhere, _ = await stretch(given, port, seconds, other, heads)
-            attacked, report = await stretch(given, port, seconds, port, heads)
+            calm, _ = await stretch(given, port, process.pid, seconds, None, heads)
+            elsewhere, _ = await stretch(given, port, process.pid, seconds, other, heads)
+            attacked, report = await stretch(given, port, process.pid, seconds, port, heads)
             reports.append(report)
             all_three = {"calm": calm, "elsewhere": elsewhere, "hostile": attacked}
-            row: dict[str, Any] = {
-                name: {"requests": len(g.times), "p50_ms": g.quantile(0.5), "p99_ms": g.quantile(0.99)}
-                for name, g in all_three.items()
-            }
+            row: dict[str, Any] = {name: g.figures() for name, g in all_three.items()}
             row |= {
                 "load": round(os.getloadavg()[0], 1),
-                "p99_to_calm": round(attacked.quantile(0.99) / calm.quantile(0.99), 2),
-                "p99_to_elsewhere": round(attacked.quantile(0.99) / elsewhere.quantile(0.99), 2),
+                "p99_to_calm": ratio(row, "calm", "p99_ms"),
+                "p99_to_elsewhere": ratio(row, "elsewhere", "p99_ms"),
+                "p99_server_cpu_to_calm": ratio(row, "calm", "p99_server_cpu_ms"),
                 "errors": dict(sum((g.errors for g in all_three.values()), Counter())),
                 "wrong_answers": sum(g.wrong for g in all_three.values()),
                 "reopened": sum(g.reopened for g in all_three.values()),
@@ -240,14 +246,20 @@ async def beside(given: tuple[Any, ...], folder: str, rounds: int, seconds: floa
             results.append(row)
     return {
         "seconds_per_stretch": seconds,
-        "p99_to_calm": statistics.median(r["p99_to_calm"] for r in results),
-        "p99_to_elsewhere": statistics.median(r["p99_to_elsewhere"] for r in results),
+        **{
+            name: statistics.median(r[name] for r in results)
+            for name in ("p99_to_calm", "p99_to_elsewhere", "p99_server_cpu_to_calm")
+        },
         "errors": sum(sum(r["errors"].values()) for r in results),
         "wrong_answers": sum(r["wrong_answers"] for r in results),
         "rounds": results,
         "log_bytes": Path(f"{folder}/server.log").stat().st_size,
         "refused": merged(reports),
     }
+
+
+def ratio(row: dict[str, Any], to: str, name: str) -> float:
+    return round(row["hostile"][name] / row[to][name], 2)
 
 
 async def floods(path: str, folder: str, seconds: float) -> dict[str, Any]:
@@ -330,7 +342,7 @@ async def bodies(path: str, folder: str, count: int = 20) -> dict[str, Any]:
 async def soak(given: tuple[Any, ...], folder: str, seconds: float, heads: int) -> dict[str, Any]:
     path, requests, answers = given
     async with server(path, folder) as (process, port):
-        good = Good(port, requests, answers)
+        good = Good(port, process.pid, requests, answers)
         attack = asyncio.create_task(hostile(port, seconds, "--heads", str(heads)))
         samples: list[tuple[float, float]] = []
         start = time.perf_counter()
@@ -347,12 +359,10 @@ async def soak(given: tuple[Any, ...], folder: str, seconds: float, heads: int) 
     slope = float(np.polyfit([t for t, _ in late], [m for _, m in late], 1)[0]) if len(late) > 2 else 0.0
     found = {
         "seconds": seconds,
-        "requests": len(good.times),
+        **good.figures(),
         "errors": dict(good.errors),
         "wrong_answers": good.wrong,
         "reopened": good.reopened,
-        "p50_ms": good.quantile(0.5),
-        "p99_ms": good.quantile(0.99),
         "healthy_after": alive,
         "log_bytes": Path(f"{folder}/server.log").stat().st_size,
         "memory_mb": {
