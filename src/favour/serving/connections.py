@@ -36,7 +36,7 @@ from favour.serving.refusals import error_body, request_id
 MAX_HEAD, MAX_FIELDS = 2**14, 100
 SMALL_CHUNKS, CHUNK = 200, 64  # so many chunks may be smaller than that on average
 DISCARDED = 2**28
-PAUSE = 0.001  # seconds for each piece that is thrown away, shared by all such connections
+PAUSE = 0.003  # seconds for each piece that is thrown away, shared by all such connections
 LINGER = 2.0
 SWEEP = 0.25
 log = logging.getLogger("favour.serving")
