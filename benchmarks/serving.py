@@ -48,11 +48,11 @@ class Client:
                 self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
             assert self.reader is not None
             if body is None:
-                self.writer.write(b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % path)
+                self.writer.write(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path)
             else:
                 kind = b"Content-Type: application/json\r\n"
                 length = b"Content-Length: %d\r\n" % len(body)
-                self.writer.write(b"POST %s HTTP/1.1\r\nHost: x\r\n%s%s%s\r\n" % (path, kind, length, head))
+                self.writer.write(b"POST %s HTTP/1.1\r\nHost: localhost\r\n%s%s%s\r\n" % (path, kind, length, head))
                 for start in range(0, len(body), 2**18):
                     self.writer.write(body[start : start + 2**18])
                     await self.writer.drain()

@@ -13,8 +13,9 @@ import pytest
 from favour.errors import FavourError, InvalidValue
 from favour.exported import Exported
 from favour.serving import Limits, create_app
-from favour.serving.app import bind
-from favour.serving.batching import Batcher, Overloaded, Stopped
+from favour.serving.batching import Batcher, Stopped
+from favour.serving.limits import Overloaded
+from favour.serving.server import bind
 
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
@@ -40,7 +41,7 @@ def talk(app, conversation):
     async def main():
         async with app.router.lifespan_context(app):
             transport = httpx.ASGITransport(app=app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://favour") as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 return await conversation(client)
 
     return asyncio.run(main())

@@ -1,83 +1,72 @@
-"""The application: reading requests within limits, and routes."""
+"""The application: routes, and what a request goes through on its way to the model and back."""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import hashlib
 import logging
-import socket
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from favour.errors import FavourError, InvalidValue
+import favour
+from favour.errors import CorruptFile
 from favour.exported import Exported, load_exported
 from favour.extras import require
-from favour.serving.batching import Arrays, Batcher, Overloaded, Stopped
+from favour.serving.batching import Arrays, Batcher, Stopped
+from favour.serving.gate import LOCAL, Gate, Hosts
+from favour.serving.limits import Capacity, Limits, Overloaded
+from favour.serving.logs import bounded
+from favour.serving.metrics import Metrics
+from favour.serving.openapi import docs, openapi
 from favour.serving.page import page
+from favour.serving.reading import check_kind, encode, in_turns, most_values, parse, read_body
+from favour.serving.refusals import ID, Gone, Refused
 
-
-@dataclass(frozen=True)
-class Limits:
-    """What one request may ask for, and how requests are gathered.
-
-    Attributes:
-        max_batch: Most rows of one request, and of one call of the model.
-        max_wait_ms: How long a request waits for others to share a call with.
-        max_queue: Most requests that wait; more are answered 503.
-        max_body: Bytes.
-        timeout: Seconds in which a request must have arrived, and again in which it must be answered.
-    """
-
-    max_batch: int = 256
-    max_wait_ms: float = 2.0
-    max_queue: int = 1024
-    max_body: int = 16 * 2**20
-    timeout: float = 30.0
-
-    def __post_init__(self) -> None:
-        for name in ("max_batch", "max_queue", "max_body"):
-            if getattr(self, name) < 1:
-                raise InvalidValue(f"`{name}` is {getattr(self, name)}; at least 1 is required.")
-        if not self.max_wait_ms >= 0 or not self.timeout > 0:
-            raise InvalidValue("`max_wait_ms` must be at least 0 and `timeout` more than 0.")
-
-
-DISCARDED = 2**28
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+RETRY = {"retry-after": "1"}
 log = logging.getLogger("favour.serving")
 
 
-class Refused(Exception):
-    """A request that is answered with an HTTP status and a sentence."""
-
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(words)
-        self.status, self.words = status, words
-
-
-def create_app(model: str | Exported, limits: Limits | None = None, *, threads: int = 1) -> Any:
+def create_app(
+    model: str | Exported,
+    limits: Limits | None = None,
+    *,
+    threads: int = 1,
+    hosts: Iterable[str] = (*LOCAL, "testserver"),
+    version: str | None = None,
+) -> Any:
     """The ASGI application for a model.
+
+    Connections are the business of the server it runs under: `favour serve` limits their number and how long they may
+    take, others may not.
 
     Args:
         model: A path for `favour.load_exported`, or what it returned.
         limits: See `Limits`.
         threads: CPU threads of onnxruntime.
+        hosts: Names by which clients may address the server, `"*"` for any; others are answered 421. The default is
+            this machine, and the name that test clients use.
+        version: Of the model, shown at `/model`; by default the beginning of its file's digest.
 
     Returns:
         A `fastapi.FastAPI`.
     """
     fastapi, responses = require("fastapi", "serve"), require("fastapi.responses", "serve")
+    missing = require("starlette.exceptions", "serve").HTTPException
     prometheus = require("prometheus_client", "serve")
-    exported = load_exported(model, threads=threads) if isinstance(model, str) else model
+    exported, digest = load(model, threads)
     limits = limits or Limits()
-    metrics = _Metrics(prometheus)
+    metrics = Metrics(prometheus)
     batched = [bool(p.shape) and p.shape[0] is None for p in exported.inputs]
-    state: dict[str, Batcher] = {}
+    most = most_values(exported, limits)
+    answer_values = values_per_row(exported)
+    values = Capacity(limits.max_held_values, "values")
+    size = Capacity(limits.max_held_bytes, "bytes of requests")
+    state: dict[str, Any] = {}
 
     def answer(arrays: Arrays) -> dict[str, npt.NDArray]:
         with metrics.model_seconds.time():
@@ -90,41 +79,45 @@ def create_app(model: str | Exported, limits: Limits | None = None, *, threads: 
         )
         batcher.start()
         metrics.waiting.set_function(lambda: batcher.waiting)
-        state["batcher"] = batcher
-        yield
-        await batcher.stop()
+        metrics.held.set_function(lambda: values.held)
+        state["batcher"], state["turn"] = batcher, asyncio.Lock()
+        with bounded():
+            yield
+            await batcher.stop()
 
     app = fastapi.FastAPI(title="Favour", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    description = describe(exported, limits)
-    html = page(description)
+    app.state.metrics = metrics
+    app.add_middleware(Gate, hosts=Hosts(hosts), observe=metrics.observe_request)
+    description = describe(exported, limits, digest, version)
+    described, pages = openapi(description), {"/": page(description), "/docs": docs(description)}
 
     async def predict(request: Any) -> Any:
-        start = time.perf_counter()
-        status = 500
         try:
-            arrays, rows = await read_request(request, exported, limits)
-            try:
-                outputs = await asyncio.wait_for(state["batcher"](arrays, rows), limits.timeout)
-            except TimeoutError:
-                raise Refused(504, f"no answer within {limits.timeout:g} s; the server is busy, try again.") from None
-            body = encode(outputs, rows)
-            status = 200
-            metrics.rows.inc(rows)
-            return responses.Response(body, media_type="application/json")
-        except Refused as refusal:
-            status = refusal.status
-            # What is left of a body that was not read cannot be told from the next request.
-            headers = {"Connection": "close"} if status in (408, 413) else None
-            return responses.JSONResponse({"error": refusal.words}, status, headers)
+            check_kind(request.headers)
+            with values.hold() as share:
+                with size.hold() as bytes_held:
+                    body, count = await read_body(request, limits, most, bytes_held)
+                    share.add(count)
+                    arrays, rows = await in_turns(parse(body, exported, limits), state["turn"])
+                    del body
+                share.add(rows * answer_values)
+                try:
+                    outputs = await asyncio.wait_for(state["batcher"](arrays, rows), limits.timeout)
+                except TimeoutError:
+                    words = f"no answer within {limits.timeout:g} s; the server is busy, try again."
+                    raise Refused(504, words) from None
+                content = await in_turns(encode(outputs, rows), state["turn"])
+                metrics.rows.inc(rows)
+                return responses.Response(content, media_type="application/json")
         except (Overloaded, Stopped) as error:
-            status = 503
-            return responses.JSONResponse({"error": str(error)}, status, {"Retry-After": "1"})
+            raise Refused(503, str(error), RETRY) from None
+        except Gone:
+            return _nothing
+        except Refused:
+            raise
         except Exception:
-            log.exception("the model failed")
-            return responses.JSONResponse({"error": "the model failed; the server's log says why."}, status)
-        finally:
-            metrics.requests.labels(str(status)).inc()
-            metrics.request_seconds.observe(time.perf_counter() - start)
+            log.exception("request %s: the model failed", request.scope[ID])
+            raise Refused(500, "the model failed; the server's log says why, under the id of this request.") from None
 
     async def health(_: Any) -> Any:
         batcher = state.get("batcher")
@@ -139,160 +132,70 @@ def create_app(model: str | Exported, limits: Limits | None = None, *, threads: 
     async def show_model(_: Any) -> Any:
         return responses.JSONResponse(description)
 
-    async def show_page(_: Any) -> Any:
-        return responses.HTMLResponse(html, headers={"Content-Security-Policy": POLICY})
+    async def show_openapi(_: Any) -> Any:
+        return responses.JSONResponse(described)
 
+    async def show_page(request: Any) -> Any:
+        return responses.HTMLResponse(pages[request.url.path], headers={"Content-Security-Policy": POLICY})
+
+    async def refuse(_: Any, error: Any) -> Any:
+        """For paths and methods that do not exist."""
+        raise Refused(error.status_code, f"{str(error.detail).lower()}; /docs lists what there is.", error.headers)
+
+    app.add_exception_handler(missing, refuse)
     app.add_route("/predict", predict, methods=["POST"])
-    for path, route in (("/health", health), ("/metrics", show_metrics), ("/model", show_model), ("/", show_page)):
+    for path, route in {
+        "/health": health,
+        "/metrics": show_metrics,
+        "/model": show_model,
+        "/openapi.json": show_openapi,
+        "/docs": show_page,
+        "/": show_page,
+    }.items():
         app.add_route(path, route, methods=["GET"])
     return app
 
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+async def _nothing(scope: Any, receive: Any, send: Any) -> None:
+    """The answer to a client that left."""
 
 
-class _Metrics:
-    """Counters of one application, in a registry of its own."""
-
-    def __init__(self, prometheus: Any) -> None:
-        self.registry = registry = prometheus.CollectorRegistry()
-        self.requests = prometheus.Counter("favour_requests", "Requests to /predict", ["status"], registry=registry)
-        self.rows = prometheus.Counter("favour_rows", "Rows predicted", registry=registry)
-        self.calls = prometheus.Counter("favour_model_calls", "Calls of the model", registry=registry)
-        self.batch_rows = prometheus.Histogram(
-            "favour_batch_rows", "Rows in a call of the model", buckets=[2**k for k in range(11)], registry=registry
-        )
-        steps = [0.001 * 2**k for k in range(14)]
-        self.request_seconds = prometheus.Histogram(
-            "favour_request_seconds", "From the request's head to its answer", buckets=steps, registry=registry
-        )
-        self.model_seconds = prometheus.Histogram(
-            "favour_model_seconds", "One call of the model", buckets=steps, registry=registry
-        )
-        self.waiting = prometheus.Gauge("favour_waiting_requests", "Requests in the queue", registry=registry)
-        prometheus.ProcessCollector(registry=registry)
-
-    def observe_call(self, rows: int, requests: int) -> None:
-        self.calls.inc()
-        self.batch_rows.observe(rows)
-
-
-# ---- requests
-
-
-async def read_request(request: Any, model: Exported, limits: Limits) -> tuple[list[npt.NDArray], int]:
-    """The arrays of a request and their number of rows.
+def load(model: str | Exported, threads: int) -> tuple[Exported, str | None]:
+    """The model and the digest of the file it was loaded from.
 
     Raises:
-        Refused: With the status of the module's table.
+        CorruptFile: The file was replaced while it was read.
     """
-    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
-        raise Refused(415, f"the content type is {kind or 'missing'}; application/json is required.")
-    try:
-        body = await asyncio.wait_for(_read_body(request, limits.max_body), limits.timeout)
-    except TimeoutError:
-        raise Refused(408, f"the request did not arrive within {limits.timeout:g} s.") from None
-    if len(body) < 2**16:
-        return parse(body, model, limits)
-    return await asyncio.to_thread(parse, body, model, limits)  # megabytes of JSON would hold up everyone else
+    path = Path(model if isinstance(model, str) else model.path)
+    before = digest_of(path)
+    if not isinstance(model, str):
+        return model, before
+    exported = load_exported(model, threads=threads)
+    if digest_of(path) != before:
+        raise CorruptFile(f"`{model}` changed while it was read; start again when it is complete.")
+    return exported, before
 
 
-async def _read_body(request: Any, limit: int) -> bytes:
-    """The body, of which no more than the limit is ever held.
-
-    A client that sends without asking reads the answer only when it has sent all, so what is too much is received and
-    thrown away, up to `DISCARDED` bytes; one that asks first (`Expect: 100-continue`) is told at once.
-    """
-    declared = request.headers.get("content-length", "")
-    large = declared.isdigit() and int(declared) > limit
-    parts: list[bytes] = []
-    size = 0
-    if not (large and ("expect" in request.headers or int(declared) > DISCARDED)):
-        async for part in request.stream():
-            size += len(part)
-            if large or size > limit:
-                large = True
-                parts.clear()
-                if size > DISCARDED:
-                    break
-            else:
-                parts.append(part)
-    if large:
-        raise Refused(413, f"the body is larger than {limit} bytes; send fewer rows at a time.")
-    return b"".join(parts)
+def digest_of(path: Path) -> str | None:
+    """SHA-256 of a file, None where there is none."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def parse(body: bytes, model: Exported, limits: Limits) -> tuple[list[npt.NDArray], int]:
-    """Arrays from the JSON of a request, checked.
-
-    Raises:
-        Refused: 400 or 422.
-    """
-    try:
-        content = json.loads(body, parse_constant=_constant)
-    except Refused:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise Refused(400, f"the body is not JSON: {str(error)[:200] or type(error).__name__}.") from None
-    names = [port.name for port in model.inputs]
-    shape = '{"inputs": [[…], …]}' if len(names) == 1 else f'{{"inputs": {{"{names[0]}": [[…], …], …}}}}'
-    if not isinstance(content, dict) or "inputs" not in content:
-        raise Refused(422, f"an object {shape} is required.")
-    strange = sorted(set(content) - {"inputs"})
-    if strange:
-        raise Refused(422, f"the object has {', '.join(map(repr, strange[:3]))} besides `inputs`; {shape} is required.")
-    inputs = content["inputs"]
-    if not isinstance(inputs, dict):
-        inputs = {names[0]: inputs} if len(names) == 1 else {}
-    if sorted(inputs) != sorted(names):
-        raise Refused(422, f"`inputs` must have {', '.join(names)}: {shape}.")
-    for name, port in zip(names, model.inputs, strict=True):
-        rows = inputs[name]
-        if not isinstance(rows, list):
-            raise Refused(422, f"`{name}` is {_kind(rows)}; a list of rows of shape {port.written_shape} is required.")
-        if port.shape and port.shape[0] is None and not 1 <= len(rows) <= limits.max_batch:
-            raise Refused(422, f"`{name}` has {len(rows)} rows; between 1 and {limits.max_batch} are allowed.")
-    try:
-        arrays = model.check(**{name: _array(inputs[name]) for name in names})
-    except FavourError as error:
-        raise Refused(422, str(error)) from None
-    first = next((a for a, p in zip(arrays, model.inputs, strict=True) if p.shape and p.shape[0] is None), arrays[0])
-    return arrays, len(first)
+def values_per_row(model: Exported) -> int:
+    """Numbers in the answer for a row; a size that may change counts as 1."""
+    total = 0
+    for port in model.outputs:
+        values = 1
+        for s in port.shape[1:]:
+            values *= s or 1
+        total += values
+    return total
 
 
-def _constant(name: str) -> float:
-    raise Refused(422, f"the inputs hold {name}, which is not a number JSON allows; leave such rows out.")
-
-
-def _kind(value: Any) -> str:
-    kinds = {
-        type(None): "null",
-        bool: "a truth value",
-        str: "a text",
-        dict: "an object",
-        int: "a number",
-        float: "a number",
-    }
-    return kinds.get(type(value), "something else")
-
-
-def _array(rows: list[Any]) -> npt.NDArray:
-    try:
-        return np.array(rows)
-    except (ValueError, OverflowError) as error:
-        raise InvalidValue(f"the rows are not of one shape, or hold numbers out of range: {error}.") from None
-
-
-def encode(outputs: Any, rows: int) -> bytes:
-    """The answer as JSON, which has no NaN."""
-    if not all(np.isfinite(array).all() for array in outputs.values()):
-        raise Refused(422, "the answer is not finite for these inputs; they are probably far out of the model's range.")
-    lists = {name: array.tolist() for name, array in outputs.items()}
-    return json.dumps({"outputs": lists, "rows": rows}, separators=(",", ":")).encode()
-
-
-def describe(model: Exported, limits: Limits) -> dict[str, Any]:
+def describe(model: Exported, limits: Limits, digest: str | None = None, version: str | None = None) -> dict[str, Any]:
     """What `/model` answers."""
     ports = {
         title: [{"name": p.name, "dtype": p.dtype, "shape": list(p.shape), "meaning": p.meaning} for p in group]
@@ -305,38 +208,13 @@ def describe(model: Exported, limits: Limits) -> dict[str, Any]:
         "labels": model.labels,
         "level": model.level,
         "format": model.format,
-        "favour": model.favour_version,
+        "version": version or (digest and digest[:12]),
+        "file": Path(model.path).name,
+        "sha256": digest,
+        "favour": favour.__version__,
+        "exported_by_favour": model.favour_version,
         "max_batch": limits.max_batch,
         "max_body": limits.max_body,
+        "max_values": most_values(model, limits),
         **ports,
     }
-
-
-def run(model: str, *, host: str = "127.0.0.1", port: int = 8000, threads: int = 1, **limits: Any) -> None:
-    """Serve a model until interrupted; `limits` are those of `Limits`."""
-    uvicorn = require("uvicorn", "serve")
-    app = create_app(model, Limits(**limits), threads=threads)
-    listening = bind(host, port)
-    address, number = listening.getsockname()[:2]
-    shown = f"[{address}]" if ":" in address else address
-    print(f"serving {model} on http://{shown}:{number} (Ctrl-C ends it)", flush=True)
-    uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run([listening])
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A socket for the server, bound; the port is known from here on, also where 0 was asked for.
-
-    The protocol is named because asyncio switches off Nagle's algorithm only where it is: otherwise the body of an
-    answer waits 40 ms for the client to acknowledge its head.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-    except OSError as error:
-        listening.close()
-        raise InvalidValue(
-            f"cannot listen on {host} port {port}: {error.strerror or error}. Try another --port."
-        ) from None
-    return listening

@@ -18,13 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from favour.errors import FavourError
+from favour.serving.limits import Overloaded
 
 Arrays = Sequence[npt.NDArray]
 Answer = Mapping[str, npt.NDArray]
 
 
-class Overloaded(FavourError, RuntimeError):
-    """More requests wait than the queue may hold; try again later."""
+class BadAnswer(FavourError, RuntimeError):
+    """The model gave another number of rows than it was asked for."""
 
 
 class Stopped(FavourError, RuntimeError):
@@ -66,7 +67,12 @@ class Batcher:
         self._arrived = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "favour-model")
-        self.running = False
+        self._open = False
+
+    @property
+    def running(self) -> bool:
+        """Whether requests are taken and answered."""
+        return self._open and self._task is not None and not self._task.done()
 
     @property
     def waiting(self) -> int:
@@ -75,12 +81,12 @@ class Batcher:
 
     def start(self) -> None:
         """From inside the event loop."""
-        self.running = True
+        self._open = True
         self._task = asyncio.get_running_loop().create_task(self._serve())
 
     async def stop(self) -> None:
         """Answer what waits with `Stopped`, and let the call in progress finish."""
-        self.running = False
+        self._open = False
         self._arrived.set()
         if self._task is not None:
             await self._task
@@ -106,7 +112,7 @@ class Batcher:
         return await item.result
 
     async def _serve(self) -> None:
-        while self.running:
+        while self._open:
             if not self._queue:
                 self._arrived.clear()
                 await self._arrived.wait()
@@ -121,7 +127,7 @@ class Batcher:
         """Wait until there are rows for a whole call, or the time is up."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self.max_wait
-        while self.running and sum(item.rows for item in self._queue) < self.max_rows:
+        while self._open and sum(item.rows for item in self._queue) < self.max_rows:
             left = end - loop.time()
             if left <= 0:
                 return
@@ -154,24 +160,28 @@ class Batcher:
         )
 
     async def _answer(self, batch: list[_Waiting]) -> None:
-        groups = list(zip(*(item.arrays for item in batch), strict=True))
+        rows = sum(item.rows for item in batch)
         loop = asyncio.get_running_loop()
         try:
+            groups = zip(*(item.arrays for item in batch), strict=True)
             arrays = [
                 np.concatenate(group) if batched and len(batch) > 1 else group[0]
                 for group, batched in zip(groups, self._batched, strict=True)
             ]
             answer = await loop.run_in_executor(self._thread, self._run_model, arrays)
+            wrong = [name for name, array in answer.items() if len(array) != rows]
+            if wrong:
+                raise BadAnswer(f"the model's outputs {', '.join(wrong)} have not the {rows} rows that were asked for.")
         except Exception as error:
             if len(batch) > 1:  # one of them may be at fault: the others must not pay for it
-                for item in batch:
-                    await self._answer([item])
-                return
-            if not batch[0].result.done():
+                half = len(batch) // 2
+                await self._answer(batch[:half])
+                await self._answer(batch[half:])
+            elif not batch[0].result.done():
                 batch[0].result.set_exception(error)
             return
         if self._observe is not None:
-            self._observe(sum(item.rows for item in batch), len(batch))
+            self._observe(rows, len(batch))
         start = 0
         for item in batch:
             if not item.result.done():
