@@ -23,12 +23,14 @@ from favour.confidence import check_level
 from favour.errors import InvalidValue
 from favour.extras import require
 from favour.rating.batching import fitting_batch
-from favour.rating.columns import rated_columns, schema
+from favour.rating.columns import rated_columns, schema, text_type
+from favour.rating.identity import Step, identity_of, next_step
 from favour.rating.job import Plan
-from favour.rating.models import Rater, digest, open_model
-from favour.rating.reading import Reading, chunks
+from favour.rating.models import Rater, open_model
+from favour.rating.reading import Bad, Reading, chunks
 from favour.rating.sources import Data, Unit, find, is_numeric, open_parquet, units
 from favour.rating.store import Store
+from favour.rating.text import hint
 
 PART_ROWS = {"images": 1024}
 DEFAULT_PART_ROWS = 16384
@@ -52,6 +54,7 @@ class Options:
     batch_size: int | None = None
     part_rows: int | None = None
     every_class: bool = False
+    header: bool | None = None
 
     def __post_init__(self) -> None:
         if self.level is not None:
@@ -112,6 +115,7 @@ class Prepared:
     rater: Rater
     units: list[Unit]
     todo: list[int]  # numbers of the units that are not done
+    data: Data
     rows: int = 0  # done before
     bad: int = 0
     total: int = 0
@@ -120,6 +124,11 @@ class Prepared:
 
     def finish(self, rows: int, bad: int) -> Rating:
         """Join the parts. `rows` and `bad` are those of this run."""
+        if self.data.fingerprint() != self.manifest["identity"]["data"]:
+            raise InvalidValue(
+                "the data were written to while they were rated, so that the rows may be of two states of them; "
+                f"`{self.store.folder}` keeps what there is. Allow overwriting to begin anew."
+            )
         manifest = {**self.manifest, "rows": self.rows + rows, "bad": self.bad + bad}
         self.store.finish(manifest, self.plan.schema, range(len(self.units)))
         return summary(self.store, manifest, self.rows + self.bad, self.began, self.ready)
@@ -146,10 +155,11 @@ def rate(
         model: A .onnx or .pt2 file that `favour.export` wrote, a file that `Predictor.save` wrote,
             `"package.module:factory"`, a `Predictor`, a module with dropout, or a pair (module, posterior). Modules
             are compiled with the first rows.
-        out: A .parquet file, or a folder for a data set of parts.
+        out: A .parquet, .csv or .tsv file, or a folder (no suffix, or a slash at the end) for a data set of parts. It
+            may not lie where the data are looked for.
         weights: Safetensors file for the module that a factory makes.
         device: `"cpu"` or `"cuda"`; by default the latter where there is one.
-        overwrite: Replace a result of other arguments, instead of refusing to.
+        overwrite: Replace an earlier result, once the new one is whole. Files that no rating wrote are never replaced.
         progress: Called with the numbers of rated, bad and all rows.
         columns: Names of the features; by default all columns of numbers but the id, in order.
         id: A column to copy to the result. Of images, any text: their names without suffix become the ids.
@@ -162,6 +172,7 @@ def rate(
         batch_size: Rows rated together; by default by memory.
         part_rows: Rows of a part, the most that is lost when a run is killed: 16384, 1024 images.
         every_class: Give every class's probability a column.
+        header: Of CSV files: whether the first line holds names. Needed where it holds numbers, which may be either.
 
     Returns:
         A `Rating`; printed, it is a sentence.
@@ -215,57 +226,53 @@ def prepared(
     """Everything up to the first unit, with the output locked; a `Rating` if there is nothing left to do."""
     require("pyarrow", "rate")
     began = time.perf_counter()
-    found = find(data)
-    identity = {
-        "model": digest(model, weights),
-        "data": found.fingerprint(),
-        "options": {k: list(v) if isinstance(v, tuple) else v for k, v in vars(options).items()},
-    }
     store = Store(out)
-    with store.locked():
-        if overwrite:
-            store.clear()
-        known, complete = store.identity()
-        if known is not None and known != identity:
-            raise InvalidValue(_differences(store, known, identity, complete))
-        if complete:
-            manifest = store.summary()
-            yield summary(store, manifest, manifest["rows"] + manifest["bad"], began, time.perf_counter())
-            return
-        earlier = store.manifest() if known is not None else None
-        yield _prepare(model, weights, found, store, options, identity, earlier, device, processes, began)
-
-
-def _prepare(
-    model: Any,
-    weights: str | os.PathLike[str] | None,
-    data: Data,
-    store: Store,
-    options: Options,
-    identity: dict[str, Any],
-    earlier: dict[str, Any] | None,
-    device: str | None,
-    processes: int,
-    began: float,
-) -> Prepared:
+    # Whatever can be wrong with the arguments is found before anything is written.
+    found = find(data, options.header, options.columns)
+    store.keep_apart(found.given, found.files)
     device = device or default_device(model)
     opened = open_model(model, weights, options.kind, device)
-    reading = reading_for(data, options, opened if isinstance(opened, Rater) else None)
-    named = (*reading.columns, *((reading.id,) if reading.id and data.kind != "images" else ()))
-    parts = list(units(data, options.part_rows or PART_ROWS.get(data.kind, DEFAULT_PART_ROWS), named))
-    example, id_type = _example(parts, reading)
+    reading = reading_for(found, options, opened if isinstance(opened, Rater) else None)
+    carried = (reading.id,) if reading.id and found.kind != "images" else ()
+    rows = options.part_rows or PART_ROWS.get(found.kind, DEFAULT_PART_ROWS)
+    parts = list(units(found, rows, reading.columns, carried))
+    example, id_type = _example(parts, reading, found)
     rater = opened if isinstance(opened, Rater) else opened(example)
-    batch = options.batch_size or (earlier or {}).get("batch") or fitting_batch(rater, example, processes, device)
     columns = rated_columns(rater(example), rater.kind, options.level, rater.labels, options.every_class)
-    plan = Plan(str(store.out), reading, batch, schema(columns, id_type), options.level, options.every_class)
-    total = sum(unit.rows for unit in parts)
-    manifest = {"identity": identity, "batch": batch, "columns": list(reading.columns)}
-    if earlier is None:
-        store.begin(manifest)
-    done = store.done()
-    rows, bad = store.counts(done)
-    todo = [i for i in range(len(parts)) if i not in done]
-    return Prepared(store, manifest, plan, rater, parts, todo, rows, bad, total, began)
+    wanted = schema(columns, id_type if store.form != "csv" else text_type(id_type))
+    identity = identity_of(rater, found, options)
+    with store.locked():
+        settled = store.settle()
+        standing = store.standing()
+        here = settled and standing.final is not None and standing.final["identity"] == identity
+        step = next_step(store, standing, identity, overwrite and not here)
+        if step is Step.ready:
+            assert standing.final is not None
+            rows = standing.final["rows"] + standing.final["bad"]
+            yield summary(store, standing.final, rows, began, time.perf_counter())
+            return
+        earlier = standing.begun or {} if step is Step.go_on else {}
+        batch = options.batch_size or earlier.get("batch") or fitting_batch(rater, example, processes, device)
+        plan = Plan(store.given, reading, batch, wanted, options.level, options.every_class)
+        manifest = {"identity": identity, "batch": batch, "columns": list(reading.columns)}
+        if step is Step.begin:
+            store.begin(manifest)
+        done = store.done()
+        for number in done:
+            _check_part(store, number, parts)
+        rows, bad = store.counts(done)
+        todo = [i for i in range(len(parts)) if i not in done]
+        total = sum(unit.rows for unit in parts)
+        yield Prepared(store, manifest, plan, rater, parts, todo, found, rows, bad, total, began)
+
+
+def _check_part(store: Store, number: int, parts: Sequence[Unit]) -> None:
+    wanted = parts[number].rows if number < len(parts) else 0
+    if (have := sum(store.counts([number]))) != wanted:
+        raise InvalidValue(
+            f"`{store.part(number)}` has {have} rows with those of its bad rows, and its stretch of the data has "
+            f"{wanted}; move it, and the same command rates them again."
+        )
 
 
 def summary(store: Store, manifest: Mapping[str, Any], resumed: int, began: float, ready: float) -> Rating:
@@ -294,21 +301,6 @@ def default_device(model: Any) -> str:
     return "cuda"
 
 
-def _differences(store: Store, known: Mapping[str, Any], identity: Mapping[str, Any], complete: bool) -> str:
-    parts = [name for name in ("model", "data") if known.get(name) != identity[name]]
-    before = known.get("options", {})
-    parts += [
-        f"`{name}` (was {before.get(name)}, is {value})"
-        for name, value in identity["options"].items()
-        if before.get(name) != value
-    ]
-    state = "a rating" if complete else "an unfinished rating"
-    return (
-        f"`{store.out}` is {state} with other arguments; these changed: {', '.join(parts)}. "
-        "Give another name, the former arguments, or allow overwriting."
-    )
-
-
 # ---- how rows become inputs
 
 
@@ -333,14 +325,36 @@ def reading_for(data: Data, options: Options, rater: Rater | None, rows: Any = N
         assert data.shape is not None
         given = data.shape
     else:
-        columns = options.columns or tuple(name for name in data.numeric if name != options.id)
-        missing = [n for n in (*columns, *([options.id] if options.id else [])) if n not in data.names]
-        if missing:
-            raise InvalidValue(f"`{data.files[0]}` has no column {', '.join(missing)}; it has {', '.join(data.names)}.")
-        if not columns:
-            raise InvalidValue(f"`{data.files[0]}` has no column of numbers; it has {', '.join(data.names)}.")
+        columns = _chosen(data, options)
         given = _row_shape(data, columns, wanted, rows)
-    return Reading(columns, options.id, dtype, _fitted(given, wanted, columns))
+    return Reading(columns, options.id, dtype, _fitted(given, wanted, columns), header=data.header)
+
+
+def _chosen(data: Data, options: Options) -> tuple[str, ...]:
+    """Names of the features: those that were asked for, or all that hold numbers and are not the id."""
+    file, has = data.files[0], ", ".join(name or "''" for name in data.names)
+    columns = options.columns or tuple(name for name in data.numeric if name != options.id)
+    repeated = sorted({name for name in columns if columns.count(name) > 1})
+    if repeated:
+        raise InvalidValue(f"`columns` names {', '.join(repeated)} twice; each column is one feature.")
+    missing = [n for n in (*columns, *([options.id] if options.id else [])) if n not in data.names]
+    if missing:
+        raise InvalidValue(f"`{file}` has no column {', '.join(missing)}; it has {has}.{hint(data.names)}")
+    if not columns and not data.unclear:
+        raise InvalidValue(f"`{file}` has no column of numbers; it has {has}.{hint(data.names)}")
+    if not options.columns:
+        unclear = [name for name in data.unclear if name != options.id]
+        if unclear:
+            raise InvalidValue(
+                f"column `{unclear[0]}` of `{file}` is neither one of numbers nor one of text in its first rows; choose "
+                "the features with `columns`."
+            )
+        if "" in columns:
+            raise InvalidValue(
+                f"column {data.names.index('') + 1} of `{file}` holds numbers and has no name, as an index that was "
+                "written along; choose the features with `columns`."
+            )
+    return columns
 
 
 def _row_shape(
@@ -403,12 +417,16 @@ def _image_shape(options: Options, wanted: tuple[int | None, ...] | None) -> tup
     return channels, size[0], size[1]
 
 
-def _example(parts: list[Unit], reading: Reading) -> tuple[npt.NDArray, Any]:
+def _example(parts: list[Unit], reading: Reading, data: Data) -> tuple[npt.NDArray, Any]:
     """The first rows that are inputs, and the Arrow type of their ids."""
-    reason = ""
+    first: Bad | None = None
     for unit in parts:
         for chunk in chunks(unit, reading, 64):
             if len(chunk.x):
                 return chunk.x[:EXAMPLE], None if chunk.ids is None else chunk.ids.type
-            reason = chunk.bad[0].reason if chunk.bad else reason
-    raise InvalidValue(f"there is no row to rate{': the first ones are bad, ' + reason if reason else ''}.")
+            first = first or (chunk.bad[0] if chunk.bad else None)
+    if first is not None:
+        where = f"(`{first.source}`, row {first.row})"
+        raise InvalidValue(f"there is no row to rate: the first ones are bad, {first.reason} {where}.")
+    more = f" and {len(data.files) - 1} more" if len(data.files) > 1 else ""
+    raise InvalidValue(f"there is no row to rate in `{data.files[0]}`{more}.")
