@@ -31,7 +31,7 @@ MARK, KIND = "favour", "rating"
 MANIFEST = "_manifest.json"
 RESULT, BAD, PART = b"favour.rating", b"favour.rating.bad", b"favour.rating.part"
 _PART_NAME = re.compile(r"part-\d{6,}\.parquet")
-_FILES = {MANIFEST, "_model", "_result", "_bad_result"}
+_FILES = {MANIFEST, "_model", "_result", "_bad_result", "_sidecar"}
 Manifest = dict[str, Any]
 
 
@@ -195,6 +195,14 @@ def remove(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     with suppress(OSError):
         folder.rmdir()
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder that holds nothing but a manifest half written, or nothing at all."""
+    if folder.is_dir() and not folder.is_symlink() and all(abandoned(p.name) == MANIFEST for p in folder.iterdir()):
+        remove_temporary(folder)
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def remove_temporary(folder: Path) -> None:

@@ -37,10 +37,12 @@ def locked(out: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if os.pread(descriptor, len(MARK), 0) == MARK:  # ours; removed while nobody else can hold it
-                with suppress(OSError):
-                    os.unlink(name)
-            os.close(descriptor)
+            try:
+                if os.pread(descriptor, len(MARK), 0) == MARK:  # ours; removed while nobody else can hold it
+                    with suppress(OSError):
+                        os.unlink(name)
+            finally:
+                os.close(descriptor)
 
 
 def _acquired(name: Path, out: Path, fcntl: object) -> int:

@@ -15,56 +15,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from favour.confidence import check_level
 from favour.errors import InvalidValue
 from favour.extras import require
 from favour.rating.batching import fitting_batch
 from favour.rating.columns import rated_columns, schema, text_type
+from favour.rating.fit import example_of, reading_for
 from favour.rating.identity import Step, identity_of, next_step
 from favour.rating.job import Plan
 from favour.rating.models import Rater, open_model
-from favour.rating.reading import Bad, Reading, chunks
-from favour.rating.sources import Data, Unit, find, is_numeric, open_parquet, units
+from favour.rating.options import Options, checked
+from favour.rating.sources import Data, Unit, find, units
 from favour.rating.store import Store
-from favour.rating.text import hint
 
 PART_ROWS = {"images": 1024}
 DEFAULT_PART_ROWS = 16384
 EXAMPLE = 2  # rows that a network is compiled with
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
-
-@dataclass(frozen=True)
-class Options:
-    """What shapes the result besides model and data; `favour.rating.rate` says what each is."""
-
-    columns: tuple[str, ...] | None = None
-    id: str | None = None
-    kind: str | None = None
-    level: float | None = None
-    size: tuple[int, int] | None = None
-    channels: int | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    dtype: str | None = None
-    batch_size: int | None = None
-    part_rows: int | None = None
-    every_class: bool = False
-    header: bool | None = None
-
-    def __post_init__(self) -> None:
-        if self.level is not None:
-            check_level(self.level)
-        for name in ("batch_size", "part_rows"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidValue(f"`{name}` is {value}; at least 1 is required.")
-        if self.std is not None and not all(s > 0 for s in self.std):
-            raise InvalidValue(f"`std` is {self.std}; every channel's must be above 0.")
 
 
 @dataclass(frozen=True)
@@ -183,6 +151,7 @@ def rate(
 
     Example:
         >>> import tempfile
+        >>> import numpy as np
         >>> folder = tempfile.mkdtemp()
         >>> np.save(f"{folder}/x.npy", np.zeros((5, 3), np.float32))
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
@@ -205,11 +174,6 @@ def rate(
         for number in ready.todo:
             ready.plan.rate(number, ready.units[number], ready.rater, tick)
         return ready.finish(rows, bad)
-
-
-def checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by name, sequences as tuples; unknown names are a `TypeError`, as of any function."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
 
 
 @contextmanager
@@ -236,7 +200,7 @@ def prepared(
     carried = (reading.id,) if reading.id and found.kind != "images" else ()
     rows = options.part_rows or PART_ROWS.get(found.kind, DEFAULT_PART_ROWS)
     parts = list(units(found, rows, reading.columns, carried))
-    example, id_type = _example(parts, reading, found)
+    example, id_type = example_of(parts, reading, found, EXAMPLE)
     rater = opened if isinstance(opened, Rater) else opened(example)
     columns = rated_columns(rater(example), rater.kind, options.level, rater.labels, options.every_class)
     wanted = schema(columns, id_type if store.form != "csv" else text_type(id_type))
@@ -299,134 +263,3 @@ def default_device(model: Any) -> str:
         runtime = require("onnxruntime", "export")
         return "cuda" if "CUDAExecutionProvider" in runtime.get_available_providers() else "cpu"
     return "cuda"
-
-
-# ---- how rows become inputs
-
-
-def reading_for(data: Data, options: Options, rater: Rater | None, rows: Any = None) -> Reading:
-    """Columns, shape and dtype that fit both data and model, or an error that says why there are none.
-
-    `rows` is an Arrow table of some of the rows; read from the first file if it is needed and None.
-    """
-    wanted = rater.shape if rater is not None else None
-    dtype = rater.dtype if rater is not None else options.dtype or "float32"
-    columns: tuple[str, ...] = ()
-    if data.kind == "images":
-        shape = _image_shape(options, wanted)
-        channels = shape[0]
-        for name, values in (("mean", options.mean), ("std", options.std)):
-            if values is not None and len(values) not in (1, channels):
-                raise InvalidValue(f"`{name}` has {len(values)} values and the images have {channels} channels.")
-        return Reading((), options.id, dtype, shape, options.mean or (), options.std or ())
-    if data.kind == "npy":
-        if options.columns or options.id:
-            raise InvalidValue("an NPY file has no named columns; leave out `columns` and `id`.")
-        assert data.shape is not None
-        given = data.shape
-    else:
-        columns = _chosen(data, options)
-        given = _row_shape(data, columns, wanted, rows)
-    return Reading(columns, options.id, dtype, _fitted(given, wanted, columns), header=data.header)
-
-
-def _chosen(data: Data, options: Options) -> tuple[str, ...]:
-    """Names of the features: those that were asked for, or all that hold numbers and are not the id."""
-    file, has = data.files[0], ", ".join(name or "''" for name in data.names)
-    columns = options.columns or tuple(name for name in data.numeric if name != options.id)
-    repeated = sorted({name for name in columns if columns.count(name) > 1})
-    if repeated:
-        raise InvalidValue(f"`columns` names {', '.join(repeated)} twice; each column is one feature.")
-    missing = [n for n in (*columns, *([options.id] if options.id else [])) if n not in data.names]
-    if missing:
-        raise InvalidValue(f"`{file}` has no column {', '.join(missing)}; it has {has}.{hint(data.names)}")
-    if not columns and not data.unclear:
-        raise InvalidValue(f"`{file}` has no column of numbers; it has {has}.{hint(data.names)}")
-    if not options.columns:
-        unclear = [name for name in data.unclear if name != options.id]
-        if unclear:
-            raise InvalidValue(
-                f"column `{unclear[0]}` of `{file}` is neither one of numbers nor one of text in its first rows; choose "
-                "the features with `columns`."
-            )
-        if "" in columns:
-            raise InvalidValue(
-                f"column {data.names.index('') + 1} of `{file}` holds numbers and has no name, as an index that was "
-                "written along; choose the features with `columns`."
-            )
-    return columns
-
-
-def _row_shape(
-    data: Data, columns: tuple[str, ...], wanted: tuple[int | None, ...] | None, rows: Any
-) -> tuple[int, ...]:
-    """(features,): the number of columns, or the length of the lists in a column of lists."""
-    pa = require("pyarrow", "rate")
-    if data.kind == "csv":
-        return (len(columns),)
-    if rows is None:
-        with open_parquet(data.files[0]) as file:
-            empty = file.schema_arrow.empty_table()
-            rows = next((pa.Table.from_batches([b]) for b in file.iter_batches(1024, columns=list(columns))), empty)
-    kinds = {name: rows.schema.field(name).type for name in columns}
-    nested = [name for name, kind in kinds.items() if pa.types.is_nested(kind)]
-    if not nested:
-        return (len(columns),)
-    if len(columns) > 1 or not is_numeric(kinds[nested[0]]):
-        raise InvalidValue(
-            f"column `{nested[0]}` holds {kinds[nested[0]]}; give one column of lists of numbers with `columns`, "
-            f"or columns of single numbers. Chosen are {', '.join(columns)}."
-        )
-    if wanted is not None and None not in wanted:
-        return (int(np.prod([size or 0 for size in wanted])),)
-    lengths = [len(value) for value in rows.column(nested[0]) if value.is_valid]
-    if not lengths:
-        raise InvalidValue(f"column `{nested[0]}` of `{data.files[0]}` begins with rows that hold nothing.")
-    return (lengths[0],)
-
-
-def _fitted(given: tuple[int, ...], wanted: tuple[int | None, ...] | None, columns: tuple[str, ...]) -> tuple[int, ...]:
-    """The shape of one input: the model's, if the row has as many numbers."""
-    if wanted is None:
-        return given
-    if len(given) == len(wanted) and all(w in (None, g) for g, w in zip(given, wanted, strict=True)):
-        return given
-    numbers = int(np.prod(given))
-    fixed = int(np.prod([size for size in wanted if size is not None]))
-    free = [i for i, size in enumerate(wanted) if size is None]
-    if not free and numbers == fixed:
-        return tuple(size or 0 for size in wanted)
-    if len(free) == 1 and fixed and numbers % fixed == 0:
-        return tuple(numbers // fixed if size is None else size for size in wanted)
-    shown = ", ".join(columns[:8]) + (", …" if len(columns) > 8 else "")
-    chosen = f" ({shown}); choose with `columns`" if columns else ""
-    raise InvalidValue(f"the model takes inputs of shape {wanted} and a row of the data has {given}{chosen}.")
-
-
-def _image_shape(options: Options, wanted: tuple[int | None, ...] | None) -> tuple[int, int, int]:
-    if wanted is not None and len(wanted) != 3:
-        raise InvalidValue(f"the model takes inputs of shape {wanted}; images are (channels, height, width).")
-    model: Sequence[int | None] = wanted or (None, None, None)
-    channels = options.channels or model[0] or 3
-    size = options.size or (model[1], model[2])
-    if size[0] is None or size[1] is None:
-        raise InvalidValue("the model takes images of any size: say which with `size`, such as 224 224.")
-    for name, have, want in zip(("channels", "height", "width"), (channels, *size), model, strict=True):
-        if want not in (None, have):
-            raise InvalidValue(f"the {name} of images is {have} and the model takes {want}.")
-    return channels, size[0], size[1]
-
-
-def _example(parts: list[Unit], reading: Reading, data: Data) -> tuple[npt.NDArray, Any]:
-    """The first rows that are inputs, and the Arrow type of their ids."""
-    first: Bad | None = None
-    for unit in parts:
-        for chunk in chunks(unit, reading, 64):
-            if len(chunk.x):
-                return chunk.x[:EXAMPLE], None if chunk.ids is None else chunk.ids.type
-            first = first or (chunk.bad[0] if chunk.bad else None)
-    if first is not None:
-        where = f"(`{first.source}`, row {first.row})"
-        raise InvalidValue(f"there is no row to rate: the first ones are bad, {first.reason} {where}.")
-    more = f" and {len(data.files) - 1} more" if len(data.files) > 1 else ""
-    raise InvalidValue(f"there is no row to rate in `{data.files[0]}`{more}.")

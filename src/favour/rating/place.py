@@ -48,7 +48,9 @@ class Place:
             )
         self.folder = self.out.with_name(self.out.name + ".parts")
         ending = suffix if self.form == "csv" else ".parquet"
-        self.bad_out = self.out / "_bad" if self.form == "folder" else self.out.with_name(f"{self.out.stem}.bad{ending}")
+        self.bad_out = (
+            self.out / "_bad" if self.form == "folder" else self.out.with_name(f"{self.out.stem}.bad{ending}")
+        )
         self.sidecar = self.out.with_name(f"{self.out.name}.rating.json") if self.form == "csv" else None
 
     @property

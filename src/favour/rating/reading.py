@@ -327,7 +327,9 @@ def _one_by_one(text: bytes, names: list[str], unit: Unit, reading: Reading) -> 
         if len(fields) != len(names):
             problems.append(f"{len(fields)} fields instead of {len(names)}")
         else:
-            problems.append(None if lost is None else f"column `{names[lost]}` is no UTF-8: {_printable(fields[lost])!r}")
+            problems.append(
+                None if lost is None else f"column `{names[lost]}` is no UTF-8: {_printable(fields[lost])!r}"
+            )
     if len(records) != unit.rows:
         raise CorruptFile(
             f"bytes {unit.first} to {unit.last} of `{unit.source}` held {unit.rows} records when they were counted "

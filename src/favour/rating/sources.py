@@ -151,9 +151,7 @@ def _check_files(files: Sequence[str]) -> None:
 def _expand(item: str) -> list[str]:
     if os.path.isdir(item):
         # A link that leads nowhere stays in the list, and is refused: its rows are missing.
-        inside = sorted(
-            str(p) for p in Path(item).rglob("*") if not p.is_dir() and not p.name.startswith((".", "_"))
-        )
+        inside = sorted(str(p) for p in Path(item).rglob("*") if not p.is_dir() and not p.name.startswith((".", "_")))
         return [p for p in inside if os.path.splitext(p)[1].lower() in {*TABLES, *IMAGES}]
     if os.path.exists(item):
         return [item]
@@ -260,7 +258,9 @@ def _require_columns(file: str, names: Sequence[str], columns: Sequence[str]) ->
 def _require_once(file: str, names: Sequence[str]) -> None:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise CorruptFile(f"`{file}` has columns of the same name: {', '.join(f'`{n}`' for n in repeated)}. Rename them.")
+        raise CorruptFile(
+            f"`{file}` has columns of the same name: {', '.join(f'`{n}`' for n in repeated)}. Rename them."
+        )
 
 
 def _row_groups(file: str, rows: int, columns: Sequence[str], carried: Sequence[str] = ()) -> Iterator[Unit]:

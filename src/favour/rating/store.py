@@ -178,6 +178,7 @@ class Store(Place):
             join(result, [self.part(i) for i in numbers], claims.described(schema, whole), separator)
             if self.form == "csv":
                 whole["content"] = {f.name: content_digest(f) for f in (result, bad_result) if f.exists()}
+                replace(self.folder / "_sidecar", json.dumps(whole, indent=1).encode())
         else:
             whole["numbers"] = sorted(numbers)
             claims.remove_temporary(self.folder)
@@ -189,8 +190,10 @@ class Store(Place):
         """Carry out what a run decided: put the result that is whole among the parts in its place. False if none is."""
         standing = self.standing()
         whole = standing.begun
-        if whole is None and not self.single:
-            claims.remove(self.out / "_earlier")  # of a run that was killed after its last step but this one
+        if whole is None:  # what a run leaves that is killed in its last steps
+            claims.remove_empty(self.folder)
+            if not self.single:
+                claims.remove(self.out / "_earlier")
         if whole is None or not whole.get("complete"):
             return False
         if self.single:
@@ -209,8 +212,8 @@ class Store(Place):
             os.replace(bad_result, self.bad_out)
         elif not whole["bad"]:
             self.bad_out.unlink(missing_ok=True)  # of the result before
-        if self.sidecar is not None:
-            replace(self.sidecar, json.dumps(whole, indent=1).encode())
+        if self.sidecar is not None and (self.folder / "_sidecar").exists():
+            os.replace(self.folder / "_sidecar", self.sidecar)
         claims.remove(self.folder)
 
     def _swap_folders(self, whole: Mapping[str, Any], final: Mapping[str, Any] | None) -> None:

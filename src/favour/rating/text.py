@@ -2,7 +2,7 @@
 
 A first line whose fields are all text holds names. One with a number in it may be either, names (`id,2019,2020`) or a
 row (`ada,1,2`), and nothing in the file says which: it is refused until the user does, with `header`, or by naming
-columns that only one of the two has. Text is UTF-8, with a byte-order mark or without; the decimal separator is a point.
+columns that only one of the two has. Text is UTF-8, with a byte-order mark or without, and decimals have a point.
 """
 
 from __future__ import annotations
