@@ -16,6 +16,7 @@ from favour.rating.reading import Bad, Reading, chunks
 from favour.rating.sources import Data, Unit, is_numeric, open_parquet
 from favour.rating.text import hint
 
+
 def reading_for(data: Data, options: Options, rater: Rater | None, rows: Any = None) -> Reading:
     """Columns, shape and dtype that fit both data and model, or an error that says why there are none.
 
@@ -37,12 +38,12 @@ def reading_for(data: Data, options: Options, rater: Rater | None, rows: Any = N
         assert data.shape is not None
         given = data.shape
     else:
-        columns = _chosen(data, options)
+        columns = _chosen(data, options, wanted)
         given = _row_shape(data, columns, wanted, rows)
     return Reading(columns, options.id, dtype, _fitted(given, wanted, columns), header=data.header)
 
 
-def _chosen(data: Data, options: Options) -> tuple[str, ...]:
+def _chosen(data: Data, options: Options, wanted: tuple[int | None, ...] | None) -> tuple[str, ...]:
     """Names of the features: those that were asked for, or all that hold numbers and are not the id."""
     file, has = data.files[0], ", ".join(name or "''" for name in data.names)
     columns = options.columns or tuple(name for name in data.numeric if name != options.id)
@@ -52,20 +53,22 @@ def _chosen(data: Data, options: Options) -> tuple[str, ...]:
     missing = [n for n in (*columns, *([options.id] if options.id else [])) if n not in data.names]
     if missing:
         raise InvalidValue(f"`{file}` has no column {', '.join(missing)}; it has {has}.{hint(data.names)}")
-    if not columns and not data.unclear:
-        raise InvalidValue(f"`{file}` has no column of numbers; it has {has}.{hint(data.names)}")
-    if not options.columns:
-        unclear = [name for name in data.unclear if name != options.id]
-        if unclear:
+    unclear = [name for name in data.unclear if name != options.id]
+    if unclear and not options.columns:
+        columns = tuple(name for name in data.names if name in columns or name in unclear)
+        # As many as the model takes: there is no other choice.
+        if wanted is None or None in wanted or len(columns) != int(np.prod([size or 0 for size in wanted])):
             raise InvalidValue(
                 f"column `{unclear[0]}` of `{file}` is neither one of numbers nor one of text in its first rows; "
                 "choose the features with `columns`."
             )
-        if "" in columns:
-            raise InvalidValue(
-                f"column {data.names.index('') + 1} of `{file}` holds numbers and has no name, as an index that was "
-                "written along; choose the features with `columns`."
-            )
+    if not columns:
+        raise InvalidValue(f"`{file}` has no column of numbers; it has {has}.{hint(data.names)}")
+    if "" in columns and not options.columns:
+        raise InvalidValue(
+            f"column {data.names.index('') + 1} of `{file}` holds numbers and has no name, as an index that was "
+            "written along; choose the features with `columns`."
+        )
     return columns
 
 

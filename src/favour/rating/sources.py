@@ -28,7 +28,7 @@ import numpy as np
 from favour.errors import CorruptFile, InvalidValue
 from favour.extras import require
 from favour.rating.fingerprint import files_digest
-from favour.rating.text import delimiter, has_header, header, numeric_columns
+from favour.rating.text import column_kinds, delimiter, has_header, header
 
 TABLES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv", ".npy": "npy"}
 IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
@@ -199,8 +199,15 @@ def _parquet(files: list[str]) -> Data:
 def _csv(files: list[str], named: bool | None, columns: Sequence[str] | None) -> Data:
     named = has_header(files[0], columns) if named is None else named
     names = header(files[0], named)[0]
-    numeric, unclear = numeric_columns(files[0], names, named)
-    return Data("csv", tuple(files), tuple(names), tuple(numeric), header=named, unclear=tuple(unclear))
+    for file in files:  # the first that has a record decides
+        kinds = column_kinds(file, header(file, named)[0], named)
+        if kinds:
+            break
+    else:
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        raise InvalidValue(f"there is no row to rate in `{files[0]}`{more}.")
+    numeric, unclear = (tuple(n for n in names if kinds.get(n) == kind) for kind in ("numbers", "unclear"))
+    return Data("csv", tuple(files), tuple(names), numeric, header=named, unclear=unclear)
 
 
 def open_npy(file: str) -> Any:
@@ -340,6 +347,7 @@ def record_ends(file: str) -> Iterator[int]:
             last = list(held)
             held.clear()
         if last and _unclosed(last, file):
+            record -= 1
             raise csv.Error("a quotation mark that opens in it is never closed")
     except csv.Error as error:
         raise CorruptFile(

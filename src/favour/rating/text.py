@@ -116,8 +116,8 @@ def has_header(file: str, columns: Sequence[str] | None) -> bool:
     return header(file)[1]
 
 
-def numeric_columns(file: str, names: Sequence[str], named: bool) -> tuple[list[str], list[str]]:
-    """Columns of numbers, and those that are neither numbers nor text, by the first `SAMPLE` records.
+def column_kinds(file: str, names: Sequence[str], named: bool) -> dict[str, str]:
+    """What columns hold by the first `SAMPLE` records, `"numbers"`, `"text"` or `"unclear"`; empty without a record.
 
     A column of numbers may have the odd field that is none: such rows are reported, and the column is not dropped. One
     with numbers in half of its rows or fewer, or with nothing in any, is unclear.
@@ -134,13 +134,13 @@ def numeric_columns(file: str, names: Sequence[str], named: bool) -> tuple[list[
                 empty[i] += not field.strip()
             if records == SAMPLE:
                 break
-    numeric = [n for n, count in zip(names, counts, strict=True) if 2 * count > records]
-    unclear = [
-        n
-        for n, count, blank in zip(names, counts, empty, strict=True)
-        if n not in numeric and (count or (records and blank == records))
-    ]
-    return numeric, unclear
+    if not records:
+        return {}
+
+    def kind(count: int, blank: int) -> str:
+        return "numbers" if 2 * count > records else "unclear" if count or blank == records else "text"
+
+    return {name: kind(*found) for name, *found in zip(names, counts, empty, strict=True)}
 
 
 def hint(names: Sequence[str]) -> str:
