@@ -10,7 +10,7 @@ JOBS ?= 2
 
 help: ## Show this help
 	@echo "Usage: make TARGET"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## Create .venv and install Favour with its development tools
 

@@ -1,7 +1,7 @@
 """Every extra alone: installed from a wheel into an environment of its own, where what its pages promise is tried.
 
-One environment holds what `pip install favour` brings. Each extra gets another that sees this one through a path file,
-so that PyTorch is fetched once; apart from it there are only the packages of the extra itself. Run with
+One environment holds what Favour itself requires. Each extra gets another that sees this one through a path file, so
+that PyTorch is fetched once; apart from it there are only Favour and the packages of the extra itself. Run with
 `make test-extras`; versions are those of constraints.txt.
 """
 
@@ -25,7 +25,7 @@ import favour
 pytestmark = pytest.mark.extras
 
 ROOT = Path(__file__).parents[1]
-DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 BARE = """
 import favour, torch
@@ -201,11 +201,11 @@ def wheel(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def bare(tmp_path_factory, wheel) -> Path:
-    """An environment with what `pip install favour` brings."""
-    folder = tmp_path_factory.mktemp("bare") / "venv"
+def required(tmp_path_factory) -> Path:
+    """An environment with what Favour itself requires, and without Favour."""
+    folder = tmp_path_factory.mktemp("required") / "venv"
     venv.create(folder, with_pip=True)
-    install(folder, str(wheel))
+    install(folder, *PROJECT["dependencies"])
     return folder
 
 
@@ -236,18 +236,16 @@ def files(tmp_path_factory) -> Path:
 
 def test_every_extra_is_tried():
     """But `dev`, in which all other tests run."""
-    assert {part for extra in TRIED for part in extra.split(",")} == {"", *DECLARED} - {"dev"}
+    assert {part for extra in TRIED for part in extra.split(",")} == {"", *PROJECT["optional-dependencies"]} - {"dev"}
 
 
 @pytest.mark.parametrize("extra", TRIED, ids=lambda extra: extra or "none")
 @pytest.mark.filterwarnings("ignore")
-def test_extra_alone(tmp_path, bare, wheel, files, extra):
-    environment = bare
-    if extra:
-        environment = tmp_path / "venv"
-        venv.create(environment, with_pip=True)
-        (site_packages(environment) / "bare.pth").write_text(str(site_packages(bare)))
-        install(environment, f"favour[{extra}] @ {wheel.as_uri()}")
+def test_extra_alone(tmp_path, required, wheel, files, extra):
+    environment = tmp_path / "venv"
+    venv.create(environment, with_pip=True)
+    (site_packages(environment) / "required.pth").write_text(str(site_packages(required)))
+    install(environment, f"favour[{extra}] @ {wheel.as_uri()}" if extra else str(wheel))
     work = tmp_path / "work"
     shutil.copytree(files, work)
     script = HELPERS + TRIED[extra]
