@@ -15,7 +15,7 @@ one uninterrupted run, to the last bit, and every file of others must have its b
     hangs                                 a run that had to be ended from outside
     left behind                           files of ours that nothing will use
 
-    python benchmarks/campaigns/rate.py [--trials 200] [--commands 5] [--seed 0] [--out results/campaigns/rate.json]
+    python benchmarks/campaigns/rate.py [--trials 200] [--commands 5] [--processes 1]   → results/campaigns/rate.json
 
 Most processes are forks, which have imported everything already; `--commands` trials use the command itself.
 """
@@ -390,9 +390,9 @@ class Trial:
 
     def carry_out(self) -> None:
         others = (self.other_model, self.other_data, self.other_settings, self.foreign_files)
-        for _ in range(self.random.randrange(2, 7)):
+        for _ in range(self.random.randrange(3, 9)):
             # Late moments more often than not: that is where results change places.
-            share = self.random.random() if self.random.random() < 0.5 else self.random.uniform(0.7, 1.1)
+            share = self.random.uniform(0.0, 1.0) if self.random.random() < 0.5 else self.random.uniform(0.7, 1.0)
             status, said = self.run(kill_after=share * self.seconds)
             if status == REFUSED:
                 self.note("raw errors", f"refused to go on: {said}")
@@ -436,15 +436,18 @@ class Trial:
         print(f"differs: {self.out}", flush=True)
 
 
-def campaign(trials: int, commands: int, seed: int) -> dict[str, int]:
-    """What was found, by name; everything in `BAD` should be 0."""
+def campaign(trials: int, commands: int, seed: int, minutes: float) -> dict[str, int]:
+    """What was found, by name; everything in `BAD` should be 0. The commands come first."""
     found: Counter[str] = Counter(dict.fromkeys(BAD, 0))
+    deadline = time.monotonic() + 60 * minutes
     for number in range(trials + commands):
+        if time.monotonic() > deadline:
+            break
         with tempfile.TemporaryDirectory() as folder:
             generator = random.Random(1000 * seed + number)
             found["trials"] += 1
             try:
-                Trial(Path(folder), generator, found, command=number >= trials).carry_out()
+                Trial(Path(folder), generator, found, command=number < commands).carry_out()
             except Exception as error:  # of the campaign itself: a result it cannot even read
                 found["raw errors"] += 1
                 print(f"trial {number}: {type(error).__name__}: {error}", flush=True)
@@ -453,17 +456,44 @@ def campaign(trials: int, commands: int, seed: int) -> dict[str, int]:
     return dict(found)
 
 
+def in_processes(options: argparse.Namespace) -> dict[str, int]:
+    """The campaign divided among processes, each with a seed of its own."""
+    found: Counter[str] = Counter(dict.fromkeys(BAD, 0))
+    with tempfile.TemporaryDirectory() as folder:
+        running = []
+        for i in range(options.processes):
+            given = {
+                "trials": -(-options.trials // options.processes),
+                "commands": -(-options.commands // options.processes),
+                "minutes": options.minutes,
+                "seed": 1000 * options.seed + i + 1,
+                "out": Path(folder, f"{i}.json"),
+            }
+            arguments = [part for name, value in given.items() for part in (f"--{name}", str(value))]
+            running.append((given["out"], subprocess.Popen([sys.executable, __file__, *arguments])))
+        for out, process in running:
+            if process.wait() > 1:
+                found["raw errors"] += 1
+            found.update(json.loads(out.read_text())["found"])
+    return dict(found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--commands", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=30, help="no trial begins later")
     parser.add_argument("--out", type=Path, default=RESULTS / "campaigns" / "rate.json")
     options = parser.parse_args()
     torch.set_num_threads(1)  # threads do not survive a fork
     began = time.monotonic()
-    found = campaign(options.trials, options.commands, options.seed)
-    given = {"trials": options.trials, "commands": options.commands, "seed": options.seed}
+    if options.processes > 1:
+        found = in_processes(options)
+    else:
+        found = campaign(options.trials, options.commands, options.seed, options.minutes)
+    given = {k: v for k, v in vars(options).items() if k != "out"}
     content = {
         "environment": environment(),
         "options": given,

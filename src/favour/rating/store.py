@@ -161,7 +161,8 @@ class Store(Place):
 
     def finish(self, manifest: Mapping[str, Any], schema: Any, numbers: Sequence[int]) -> None:
         """Join the parts of these numbers, or declare the folder of them complete, and put the result in its place."""
-        absent, more = sorted(set(numbers) - self.done()), sorted(self.done() - set(numbers))
+        done = self.done()
+        absent, more = sorted(set(numbers) - done), sorted(done - set(numbers))
         if absent or more:
             what = f"{len(absent)} of {len(numbers)} parts are missing" if absent else f"{len(more)} parts are too many"
             raise InvalidValue(f"{what} in `{self.folder}`, the first is number {(absent or more)[0]}.")
