@@ -6,11 +6,11 @@ INSTALLED := $(VENV)/.installed
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow format docs bench clean
+.PHONY: help install demo test test-slow test-extras format docs bench clean
 
 help: ## Show this help
 	@echo "Usage: make TARGET"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## Create .venv and install Favour with its development tools
 
@@ -42,6 +42,10 @@ test: $(INSTALLED) ## Lint, check formatting and types, run the tests and doctes
 test-slow: $(INSTALLED) ## Run the tests marked slow
 	@echo "==> pytest -m slow"
 	@$(BIN)/python -m pytest -q -n $(JOBS) -m slow || [ $$? -eq 5 ]
+
+test-extras: $(INSTALLED) ## Install each extra alone into a fresh environment, and try what its pages promise
+	@echo "==> pytest -m extras (fetches PyTorch once, and each extra's packages: about ten minutes)"
+	@$(BIN)/python -m pytest -q -m extras tests/test_extras.py
 
 format: $(INSTALLED) ## Format the code and fix what the linter can fix
 	@echo "==> ruff format, ruff check --fix"

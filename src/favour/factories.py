@@ -78,7 +78,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     name = os.fspath(path)
     if not Path(name).is_file():
         raise InvalidValue(f"there is no file `{name}`.")
-    safetensors = require("safetensors.torch", "experiments")
+    safetensors = require("safetensors.torch", "export")
     try:
         tensors: Mapping[str, Tensor] = safetensors.load_file(name)
     except Exception as error:

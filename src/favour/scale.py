@@ -28,13 +28,16 @@ import torch
 from favour.errors import InvalidValue
 from favour.extras import require
 from favour.rating.batching import fitting_batch
-from favour.rating.columns import bad_schema, bad_table, rated_columns, schema
+from favour.rating.columns import bad_schema, bad_table, rated_columns, schema, text_type
+from favour.rating.fit import reading_for
+from favour.rating.identity import versions
 from favour.rating.job import Plan
-from favour.rating.loop import Options, Prepared, Rating, checked, prepared, reading_for, summary
-from favour.rating.models import Rater, digest, open_model, unpack
+from favour.rating.loop import Prepared, Rating, prepared, summary
+from favour.rating.models import Rater, open_model, unpack
+from favour.rating.options import Options, checked
 from favour.rating.reading import from_table
 from favour.rating.sources import Data, Unit, is_numeric
-from favour.rating.store import Store, Writer
+from favour.rating.store import Store
 
 BLOCKS = 10_000  # of units, at most: Ray keeps track of each
 EXAMPLE_ROWS = 64
@@ -217,8 +220,8 @@ def _sink(plan: Plan) -> Any:
             store = Store(plan.out)
             counts = [0, 0]
             with (
-                Writer(store.part(ctx.task_idx), plan.schema) as rated,
-                Writer(store.bad_part(ctx.task_idx), bad_schema()) as failed,
+                store.writer(ctx.task_idx, plan.schema) as rated,
+                store.bad_writer(ctx.task_idx) as failed,
             ):
                 for block in blocks:
                     table = block if isinstance(block, pa.Table) else pa.Table.from_pandas(block)
@@ -244,13 +247,22 @@ def _rate_dataset(
     began = time.perf_counter()
     if options.id is None:
         raise InvalidValue("rows of a Ray data set have no numbers: name the column that tells them apart with `id`.")
+    plan, rater = _planned(dataset, model, store, options, pool)
+    given = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(options).items()}
+    identity: dict[str, Any] = {
+        "model": rater.digest(),
+        "data": None,
+        "options": given,
+        "versions": versions(rater),
+    }
     with store.locked():
-        if overwrite or store.unfinished():
-            store.clear()  # an unfinished rating of a data set cannot be continued
-        if store.identity()[0] is not None:
-            raise InvalidValue(f"`{store.out}` is there already; give another name, or allow overwriting.")
-        plan, rater = _planned(dataset, model, store, options, pool)
-        identity: dict[str, Any] = {"model": digest(*model), "data": None, "options": {}}
+        store.settle()
+        standing = store.standing()
+        # An unfinished rating of a data set cannot be continued, and makes way; one of files could be.
+        kept = standing.begun is not None and standing.begun["identity"]["data"] is not None
+        if not overwrite and (kept or standing.final is not None):
+            what = "is there already" if standing.final is not None else "is an unfinished rating of files"
+            raise InvalidValue(f"`{store.out}` {what}; give another name, or allow overwriting.")
         manifest = {"identity": identity, "batch": plan.batch, "columns": list(plan.reading.columns)}
         store.begin(manifest)
         store.keep_model(rater.packed)
@@ -287,5 +299,6 @@ def _planned(dataset: Any, model: tuple[Any, Any], store: Store, options: Option
     columns = rated_columns(rater(example), rater.kind, options.level, rater.labels, options.every_class)
     id_type = first.schema.field(options.id).type
     id_type = pa.string() if pa.types.is_large_string(id_type) else id_type
-    plan = Plan(str(store.out), reading, batch, schema(columns, id_type), options.level, options.every_class)
+    wanted = schema(columns, text_type(id_type) if store.form == "csv" else id_type)
+    plan = Plan(store.given, reading, batch, wanted, options.level, options.every_class)
     return plan, rater

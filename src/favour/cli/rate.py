@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +23,7 @@ def rate(
         typer.Argument(help="A .pt2 or .onnx file of `favour export`, a saved predictor, or package.module:factory."),
     ],
     data: Annotated[list[str], typer.Argument(help="Parquet, CSV, TSV or NPY files, folders of images, or globs.")],
-    out: Annotated[Path, typer.Option(help="A .parquet file; any other name is a folder of parts.")],
+    out: Annotated[str, typer.Option(help="A .parquet, .csv or .tsv file; a name without suffix is a folder.")],
     weights: Annotated[Path | None, typer.Option(help="Safetensors file for the factory's module.")] = None,
     columns: Annotated[str | None, typer.Option(help="Features, with commas. Default: all columns of numbers.")] = None,
     id: Annotated[str | None, typer.Option(help="Column to copy to the result, and not to feed to the model.")] = None,
@@ -38,20 +39,28 @@ def rate(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Rows rated at once. Default: by memory.")] = None,
     part_rows: Annotated[int | None, typer.Option(min=1, help="Rows between two safe points.")] = None,
     every_class: Annotated[bool, typer.Option("--every-class", help="A column for each class's probability.")] = False,
+    header: Annotated[
+        bool | None,
+        typer.Option(
+            "--header/--no-header", help="Whether the first line of CSV files holds names, where it is unclear."
+        ),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda if there is one.")] = None,
     engine: Annotated[Engine, typer.Option(help="local, or ray: a pool of processes on one or more machines.")] = (
         Engine.local
     ),
     workers: Annotated[int | None, typer.Option(min=1, help="Processes of --engine ray. Default: all.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the result of other arguments.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an earlier result, once the new is whole.")
+    ] = False,
 ) -> None:
-    """Rate every row of a data set: prediction, probability, interval and scores, in a Parquet file.
+    """Rate every row of a data set: prediction, probability, interval and scores, in a Parquet or CSV file.
 
     An interrupted run continues when the same command is given again. Rows that cannot be read are listed with the
-    reason in OUT.bad.parquet.
+    reason in OUT.bad.parquet (or .csv).
     """
     options: dict[str, Any] = {
-        "columns": tuple(columns.split(",")) if columns else None,
+        "columns": _names(columns),
         "id": id,
         "kind": kind,
         "level": level,
@@ -63,6 +72,7 @@ def rate(
         "batch_size": batch_size,
         "part_rows": part_rows,
         "every_class": every_class,
+        "header": header,
         "weights": weights,
         "device": device,
         "overwrite": overwrite,
@@ -82,6 +92,11 @@ def rate(
         typer.echo("favour: interrupted; the same command continues from here.", err=True)
         raise typer.Exit(130) from None
     typer.echo(str(done))
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    """Names between commas; one that has a comma in it stands in quotes."""
+    return tuple(name.strip() for name in next(csv.reader([text]))) if text else None
 
 
 def _numbers(name: str, text: str | None) -> tuple[float, ...] | None:

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from favour.errors import InvalidValue
 from favour.extras import require
 from favour.rating.reading import Bad, Chunk
 
@@ -117,6 +118,17 @@ def schema(columns: Mapping[str, npt.NDArray], id_type: Any = None, metadata: Ma
         for name, values in columns.items()
     ]
     return pa.schema(fields, metadata=dict(metadata) if metadata else None)
+
+
+def text_type(id_type: Any) -> Any:
+    """What ids become in a text file: numbers and text stay, all else is written out."""
+    pa = require("pyarrow", "rate")
+    types = pa.types
+    if id_type is None or types.is_integer(id_type) or types.is_floating(id_type) or types.is_boolean(id_type):
+        return id_type
+    if types.is_nested(id_type) or types.is_binary(id_type) or types.is_large_binary(id_type):
+        raise InvalidValue(f"the ids hold {id_type}, which has no form in a text file; write a .parquet file.")
+    return pa.string()
 
 
 def bad_schema() -> Any:

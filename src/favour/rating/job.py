@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from favour.errors import FavourError, InvalidValue
-from favour.rating.columns import bad_schema, bad_table, rated_columns, sound, table
+from favour.rating.columns import bad_table, rated_columns, sound, table
 from favour.rating.models import Rater
 from favour.rating.reading import Bad, Chunk, Reading, chunks
 from favour.rating.sources import Unit
-from favour.rating.store import Store, Writer
+from favour.rating.store import Store
 
 
 class ModelFailed(FavourError, RuntimeError):
@@ -53,7 +53,7 @@ class Plan:
         store = Store(self.out)
         rows = 0
         bad: list[Bad] = []
-        with Writer(store.part(number), self.schema) as writer:
+        with store.writer(number, self.schema) as writer:
             for chunk in _ahead(chunks(unit, self.reading, self.batch)):
                 done, failed = self.results(chunk, rater)
                 writer.write(done)
@@ -66,8 +66,9 @@ class Plan:
                     f"`{unit.source}` gave {rows + len(bad)} rows from row {unit.start} on, and {unit.rows} were "
                     "counted before; was it changed meanwhile?"
                 )
+            unit.check()
             if bad:  # before the part appears, which says that the unit is done
-                with Writer(store.bad_part(number), bad_schema()) as others:
+                with store.bad_writer(number) as others:
                     others.write(bad_table(bad))
             else:
                 store.bad_part(number).unlink(missing_ok=True)

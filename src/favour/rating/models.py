@@ -13,9 +13,10 @@ executing anything but Favour and the graph.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,12 @@ from torch import nn
 import favour
 from favour import classes
 from favour.belief import Belief
+from favour.capture.graph_io import graph_to_json
 from favour.errors import InvalidType, InvalidValue, UnsupportedOperation
 from favour.exported import load_exported
 from favour.factories import make
 from favour.head import find_head
+from favour.posterior import Posterior
 from favour.predictive import KINDS, check_event, expected
 from favour.predictor import Predictor
 from favour.simplex import as_given
@@ -65,6 +68,7 @@ class Rater:
         dtype: Of the input.
         labels: Names of the classes, or None.
         level: Of the intervals the model itself answers with, or None.
+        runtime: What computes, `"torch"` or `"onnx"`.
     """
 
     kind: str
@@ -72,6 +76,11 @@ class Rater:
     dtype: str
     labels: list[str] | None = None
     level: float | None = None
+    runtime: str = "torch"
+
+    def digest(self) -> str:
+        """A text that changes when the model does."""
+        raise NotImplementedError
 
     @property
     def packed(self) -> Packed:
@@ -85,7 +94,10 @@ class Rater:
 class PredictorRater(Rater):
     """A `Predictor` of one input and one output."""
 
-    def __init__(self, predictor: Predictor, kind: str | None = None, device: str = "cpu") -> None:
+    def __init__(
+        self, predictor: Predictor, kind: str | None = None, device: str = "cpu", file_digest: str | None = None
+    ) -> None:
+        self._digest = file_digest  # of the file it comes from, if there is one
         inputs = [node for node in predictor.graph.inputs if node is not None and node.shape is not None]
         if len(inputs) != 1:
             raise UnsupportedOperation(f"the model has {len(inputs)} tensor inputs; a rating feeds exactly one.")
@@ -100,6 +112,9 @@ class PredictorRater(Rater):
             predictor = _copy(predictor).to(device)  # the caller's stays where it is
         self.predictor = predictor
         self.kind = kind or ""  # until the first outputs tell
+
+    def digest(self) -> str:
+        return self._digest or digest(self.predictor)
 
     @property
     def packed(self) -> Packed:
@@ -170,7 +185,11 @@ class ExportedRater(Rater):
             raise InvalidValue(f"`{path}` was exported as {self.kind!r} and cannot be rated as {kind!r}.")
         self.labels, self.level = self.model.labels, self.model.level
         self.shape, self.dtype = self.model.example_shape, self.model.inputs[0].dtype
-        self.path, self.given = path, kind
+        self.path, self.given, self._digest = path, kind, digest(path)
+        self.runtime = "onnx" if path.lower().endswith(".onnx") else "torch"
+
+    def digest(self) -> str:
+        return self._digest
 
     @property
     def packed(self) -> Packed:
@@ -191,35 +210,48 @@ def unpack(packed: Packed, device: str = "cpu", threads: int | None = None) -> R
 
 
 def digest(model: Any, weights: str | os.PathLike[str] | None = None) -> str:
-    """A text that changes when the model does: file contents, or the tensors and the graph of an object."""
+    """A text that changes when the model does: the content of a file; of a network all its tensors, those of its
+    posterior, and its graph or structure.
+
+    Args:
+        model: What `open_model` takes; the function of `"package.module:factory"` is called, with `weights`.
+        weights: See `open_model`.
+    """
     sha = hashlib.sha256()
-    if isinstance(model, str | os.PathLike) and os.path.isfile(model):
-        _update(sha, os.fspath(model))
-    elif isinstance(model, Predictor):
-        sha.update(_graph_text(model).encode())
-        _tensors(sha, model.store)
-        tensors, description = model.posterior().state()
-        sha.update(repr(description).encode())
-        for name, value in sorted(tensors.items()):
-            sha.update(name.encode() + value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    if isinstance(model, str | os.PathLike):
+        name = os.fspath(model)
+        if os.path.isfile(name):
+            _update(sha, name)
+            return sha.hexdigest()
+        model = make(name, weights)
+    posterior: Any = None
+    if isinstance(model, tuple) and len(model) == 2:
+        model, posterior = model
+    if isinstance(model, Predictor):
+        arguments: dict[str, torch.Tensor] = {}
+        settings, tensors = model.settings.describe()
+        sha.update(json.dumps([graph_to_json(model.graph, arguments), settings], sort_keys=True, default=str).encode())
+        _tensors(sha, arguments)
+        _tensors(sha, tensors)
+        _tensors(sha, model.store.state_dict())
+        posterior = model.posterior()
     elif isinstance(model, nn.Module):
         sha.update(repr(model).encode())
-        _tensors(sha, model)
+        _tensors(sha, {**dict(model.named_buffers()), **model.state_dict()})
     else:
-        sha.update(str(model).encode())
-    if weights is not None:
-        _update(sha, os.fspath(weights))
+        sha.update(repr(model).encode())
+    if posterior is not None:
+        values, description = Posterior.wrap(posterior).state()
+        sha.update(json.dumps(description, sort_keys=True, default=str).encode())
+        _tensors(sha, values)
     return sha.hexdigest()
 
 
-def _graph_text(predictor: Predictor) -> str:
-    return "\n".join(f"{n.name} {n.kind} {n.target} {n.args} {n.kwargs}" for n in predictor.graph.nodes) + repr(
-        predictor.settings.describe()[0]
-    )
-
-
-def _tensors(sha: Any, module: nn.Module) -> None:
-    for name, value in sorted(module.state_dict().items()):
+def _tensors(sha: Any, tensors: Mapping[str, Any]) -> None:
+    for name, value in sorted(tensors.items()):
+        if not isinstance(value, torch.Tensor):
+            sha.update(f"{name} {value!r}".encode())
+            continue
         data = value.detach().cpu().contiguous().reshape(-1)
         sha.update(f"{name}{tuple(value.shape)}{value.dtype}".encode() + data.view(torch.uint8).numpy().tobytes())
 
@@ -252,9 +284,15 @@ def open_model(
         if weights is not None and (":" not in name or os.path.exists(name)):
             raise InvalidValue(f"`weights` go with `package.module:factory`; `{name}` has its own.")
         if os.path.isfile(name):
-            if name.lower().endswith(EXPORTED):
-                return ExportedRater(name, kind, device)
-            return PredictorRater(favour.load(name), kind, device)
+            before = digest(name)
+            rater = (
+                ExportedRater(name, kind, device)
+                if name.lower().endswith(EXPORTED)
+                else PredictorRater(favour.load(name), kind, device, before)
+            )
+            if digest(name) != before:
+                raise InvalidValue(f"`{name}` was written to while it was read; try again when it is whole.")
+            return rater
         if ":" not in name:
             raise InvalidValue(
                 f"no model at `{name}`: give a .onnx or .pt2 file that favour exported, a file that "

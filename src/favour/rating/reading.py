@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from favour.errors import CorruptFile, InvalidValue
 from favour.extras import require
-from favour.rating.sources import Unit, delimiter, header, number, open_npy, open_parquet
+from favour.rating.sources import MARK, Unit, open_npy, open_parquet
+from favour.rating.text import LOST, delimiter, header, number, whole
 
 BLOCK_ROWS, BLOCK_BYTES = 4096, 2**26  # of a table that is converted at once
 CONTENT = 1000  # characters of a bad row that are kept
@@ -37,6 +38,7 @@ class Reading:
         dtype: Of the model's input.
         shape: Of one input; rows are reshaped to it.
         mean, std: Of images, one for each channel, taken from values between 0 and 1.
+        header: Of CSV files: whether the first line holds names.
     """
 
     columns: tuple[str, ...] = ()
@@ -45,6 +47,7 @@ class Reading:
     shape: tuple[int, ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    header: bool = True
 
 
 @dataclass(frozen=True)
@@ -160,29 +163,61 @@ def _numbers(table: Any, reading: Reading) -> tuple[npt.NDArray, dict[int, str]]
     kinds = [table.schema.field(name).type for name in reading.columns]
     if len(kinds) == 1 and (pa.types.is_nested(kinds[0])):
         return _lists(table.column(reading.columns[0]), reading.columns[0], features)
-    x = np.empty((table.num_rows, len(kinds)), np.int64 if reading.dtype.startswith("int") else np.float64)
+    integers = reading.dtype.startswith(("int", "uint"))
+    x = np.empty((table.num_rows, len(kinds)), np.int64 if integers else np.float64)
     for j, name in enumerate(reading.columns):
         column = table.column(name)
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
         if column.null_count:
             for i in np.flatnonzero(np.asarray(pc.is_null(column))):
                 reasons.setdefault(int(i), f"column `{name}` is missing")
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            texts = column.to_pylist()
-            parsed = [None if text is None else number(text) for text in texts]
-            for k, (text, value) in enumerate(zip(texts, parsed, strict=True)):
-                if value is None and text is not None:
-                    reasons.setdefault(k, f"column `{name}` is no number: {text[:50]!r}")
-            values: npt.NDArray = np.array([np.nan if value is None else value for value in parsed], np.float64)
+            values = _parsed(column.to_pylist(), name, integers, reasons)
         else:
             if pa.types.is_boolean(column.type) or pa.types.is_decimal(column.type):
                 column = column.cast(pa.float64())
             values = (column.fill_null(0) if column.null_count else column).to_numpy()
-        if x.dtype == np.int64 and values.dtype.kind == "f":
-            for i in np.flatnonzero(~(np.isfinite(values) & (np.trunc(values) == values))):
-                reasons.setdefault(int(i), f"column `{name}` is no whole number: {values[i]}")
-            values = np.nan_to_num(values)
-        x[:, j] = values
+        x[:, j] = _whole(values, name, reasons) if integers else values
     return x, reasons
+
+
+def _parsed(texts: list[str | None], name: str, integers: bool, reasons: dict[int, str]) -> npt.NDArray:
+    """Numbers from text; 0 and a reason where there is none."""
+    parsed: list[int | float] = []
+    for i, text in enumerate(texts):
+        value = None if text is None else whole(text) if integers else number(text)
+        if value is None and text is not None:
+            shown = f"is no number: {_printable(text)[:50]!r}" if text.strip() else "is missing"
+            reasons.setdefault(i, f"column `{name}` {shown}")
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            reasons.setdefault(i, f"column `{name}` is {value}, which 64 bits do not hold")
+            value = None
+        parsed.append(0 if value is None else value)
+    if not integers:
+        return np.array(parsed, np.float64)
+    odd = {i: v for i, v in enumerate(parsed) if isinstance(v, float)}  # each is a whole number, or has a reason
+    values = np.array([0 if i in odd else v for i, v in enumerate(parsed)], np.int64)
+    if odd:
+        at = np.array(list(odd))
+        found: dict[int, str] = {}
+        values[at] = _whole(np.array(list(odd.values())), name, found)
+        for k, reason in found.items():
+            reasons.setdefault(int(at[k]), reason)
+    return values
+
+
+def _whole(values: npt.NDArray, name: str, reasons: dict[int, str]) -> npt.NDArray:
+    """As 64-bit integers, and why some are none."""
+    if values.dtype.kind == "f":
+        fine = np.isfinite(values) & (np.trunc(values) == values) & (np.abs(values) < 2**63)
+        for i in np.flatnonzero(~fine):
+            reasons.setdefault(int(i), f"column `{name}` is no whole number: {values[i]}")
+        return np.where(fine, values, 0).astype(np.int64)
+    if values.dtype == np.uint64:
+        for i in np.flatnonzero(values > np.uint64(2**63 - 1)):
+            reasons.setdefault(int(i), f"column `{name}` is {values[i]}, which a 64-bit integer does not hold")
+    return values.astype(np.int64)
 
 
 def _lists(column: Any, name: str, features: int) -> tuple[npt.NDArray, dict[int, str]]:
@@ -195,9 +230,12 @@ def _lists(column: Any, name: str, features: int) -> tuple[npt.NDArray, dict[int
     fits = lengths == features
     flat = pc.list_flatten(column.filter(pa.array(fits)))
     x = np.zeros((len(lengths), features), flat.type.to_pandas_dtype())
-    if flat.null_count:
-        flat = flat.cast(pa.float64()).fill_null(np.nan)
-        x = x.astype(np.float64)
+    if flat.null_count:  # kept apart, so that integers beside them keep their digits
+        rows = np.flatnonzero(fits)
+        lost = np.asarray(pc.is_null(flat)).reshape(-1, features)
+        for i, k in zip(*np.nonzero(lost), strict=True):
+            reasons.setdefault(int(rows[i]), f"value {k} of column `{name}` is missing")
+        flat = flat.fill_null(0)
     x[fits] = flat.to_numpy().reshape(-1, features)
     return x, reasons
 
@@ -251,13 +289,16 @@ def _text(value: Any) -> str | None:
 def _csv(unit: Unit, reading: Reading) -> Any:
     """The records of a unit: by Arrow's parser, or one by one where that meets a problem."""
     pa, pacsv = require("pyarrow", "rate"), require("pyarrow.csv", "rate")
-    names = header(unit.source)[0]
+    names = header(unit.source, reading.header)[0]
     with open(unit.source, "rb") as stream:
         stream.seek(unit.first)
         text = stream.read(unit.last - unit.first)
     if unit.first == 0:
-        text = text.removeprefix(b"\xef\xbb\xbf")
-    kind = pa.int64() if reading.dtype.startswith("int") else pa.float64()
+        text = text.removeprefix(MARK)
+    integers = reading.dtype.startswith(("int", "uint"))
+    if integers and (b"x" in text or b"X" in text):
+        return _one_by_one(text, names, unit, reading)  # Arrow would read 0x10 as 16
+    kind = pa.int64() if integers else pa.float64()
     types = {name: kind for name in reading.columns} | ({reading.id: pa.string()} if reading.id else {})
     try:
         table = pacsv.read_csv(
@@ -276,13 +317,19 @@ def _one_by_one(text: bytes, names: list[str], unit: Unit, reading: Reading) -> 
     pa = require("pyarrow", "rate")
     records: list[list[str]] = []
     problems: list[str | None] = []
-    stream = io.StringIO(text.decode("utf-8", "replace"), newline="")
+    stream = io.StringIO(text.decode("utf-8", "surrogateescape"), newline="")
+    wanted = [names.index(name) for name in dict.fromkeys([*reading.columns, *([reading.id] if reading.id else [])])]
     for fields in csv.reader(stream, delimiter=delimiter(unit.source)):
         if not fields:
             continue
-        records.append(fields)
-        wrong = len(fields) != len(names)
-        problems.append(f"{len(fields)} fields instead of {len(names)}" if wrong else None)
+        lost = next((j for j in wanted if j < len(fields) and LOST.search(fields[j])), None)
+        records.append([_printable(field) for field in fields])
+        if len(fields) != len(names):
+            problems.append(f"{len(fields)} fields instead of {len(names)}")
+        else:
+            problems.append(
+                None if lost is None else f"column `{names[lost]}` is no UTF-8: {_printable(fields[lost])!r}"
+            )
     if len(records) != unit.rows:
         raise CorruptFile(
             f"bytes {unit.first} to {unit.last} of `{unit.source}` held {unit.rows} records when they were counted "
@@ -298,6 +345,11 @@ def _one_by_one(text: bytes, names: list[str], unit: Unit, reading: Reading) -> 
     separator = delimiter(unit.source)
     columns["_content"] = pa.array([separator.join(f)[:CONTENT] for f in records], pa.string())
     return pa.table(columns)
+
+
+def _printable(text: str) -> str:
+    """Bytes that are no UTF-8 as \\x.., so that they can be shown."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") if LOST.search(text) else text
 
 
 def _at(fields: list[str], j: int, blank: str) -> str:

@@ -19,7 +19,7 @@ import glob
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,14 @@ import numpy as np
 
 from favour.errors import CorruptFile, InvalidValue
 from favour.extras import require
+from favour.rating.fingerprint import files_digest
+from favour.rating.text import column_kinds, delimiter, has_header, header
 
 TABLES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv", ".npy": "npy"}
 IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 CSV_BYTES = 2**25  # of text in a unit: it is parsed in one piece
+MARK = b"\xef\xbb\xbf"  # of UTF-8, which some programs put first
 _BLOCK = 2**22
-_SAMPLE = 200  # records of a CSV file that decide which columns are numbers
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Unit:
         rows: How many.
         first, last: Row groups, or bytes of the file, from `first` up to but without `last`.
         files: Images.
+        stamp: Changes when a file is written to.
     """
 
     kind: str
@@ -55,6 +58,26 @@ class Unit:
     first: int = 0
     last: int = 0
     files: tuple[str, ...] = ()
+    stamp: str = ""
+
+    def check(self) -> None:
+        """Raise `InvalidValue` if a file was written to since the data were divided."""
+        if self.stamp and self.stamp != stamp(self.files or (self.source,)):
+            raise InvalidValue(
+                f"`{self.source}` "
+                + (f"or one of the {len(self.files) - 1} images after it " if len(self.files) > 1 else "")
+                + "was written to while the data were rated; give the same command again when it is whole."
+            )
+
+
+def stamp(files: Sequence[str]) -> str:
+    """Sizes and times of modification."""
+    try:
+        stats = [os.stat(file) for file in files]
+    except OSError as error:
+        return f"gone: {error.filename}"
+    text = " ".join(f"{s.st_size}:{s.st_mtime_ns}" for s in stats)
+    return text if len(files) == 1 else hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -66,44 +89,69 @@ class Data:
     names: tuple[str, ...] = ()  # all columns of the first file
     numeric: tuple[str, ...] = ()  # those that hold numbers, or a list of numbers
     shape: tuple[int, ...] | None = None  # of a row of an NPY file
+    header: bool = True  # whether the first line of CSV files holds names
+    unclear: tuple[str, ...] = ()  # columns of a CSV file that hold numbers in some rows and not in most
+    given: tuple[str, ...] = ()  # paths, folders and globs, as the user named them
 
     def fingerprint(self) -> str:
-        """Changes when a file comes, goes, or is written to (by size and time of modification)."""
-        digest = hashlib.sha256()
-        for file in self.files:
-            stat = os.stat(file)
-            digest.update(f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
-        return digest.hexdigest()
+        """Changes when a file comes, goes or is written to; see `favour.rating.fingerprint`."""
+        return files_digest(self.files)
 
 
-def find(data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Data:
+def find(
+    data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    header: bool | None = None,
+    columns: Sequence[str] | None = None,
+) -> Data:
     """The files behind a path, a folder, a glob or a list of those.
+
+    Args:
+        data: See `favour.rating.rate`.
+        header: Of CSV files, whether the first line holds names; None if that is to be seen.
+        columns: Names that the user gave, which can tell.
 
     Raises:
         InvalidValue: Nothing there, or files of different kinds.
         CorruptFile: A file is not what its name says.
     """
-    given = [data] if isinstance(data, str | os.PathLike) else list(data)
-    files = [file for item in given for file in _expand(os.fspath(item))]
+    given = [os.fspath(item) for item in ([data] if isinstance(data, str | os.PathLike) else data)]
+    files = [file for item in given for file in _expand(item)]
+    _check_files(files)
     kinds = {_kind(file) for file in files}
     if not files:
-        shown = ", ".join(os.fspath(item) for item in given)
+        shown = ", ".join(given)
         raise InvalidValue(
             f"no data at `{shown}`: give a Parquet, CSV, TSV or NPY file, a folder of images, or a glob of those."
         )
     if len(kinds) > 1:
         raise InvalidValue(f"the data mixes {', '.join(sorted(kinds))} files; rate one kind at a time.")
     kind = kinds.pop()
+    if kind != "csv" and header is not None:
+        raise InvalidValue(f"`header` belongs to CSV files; these are {kind} files.")
     if kind == "parquet":
-        return _parquet(files)
-    if kind == "csv":
-        return _csv(files)
-    return _npy(files) if kind == "npy" else Data(kind, tuple(files))
+        found = _parquet(files)
+    elif kind == "csv":
+        found = _csv(files, header, columns)
+    else:
+        found = _npy(files) if kind == "npy" else Data(kind, tuple(files))
+    return replace(found, given=tuple(given))
+
+
+def _check_files(files: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for file in files:
+        if not os.path.isfile(file):
+            raise InvalidValue(f"`{file}` is no regular file" + (" (a broken link)." if os.path.islink(file) else "."))
+        path = os.path.abspath(file)
+        if path in seen:
+            raise InvalidValue(f"`{file}` is among the data twice, and its rows would be; name it once.")
+        seen.add(path)
 
 
 def _expand(item: str) -> list[str]:
     if os.path.isdir(item):
-        inside = sorted(str(p) for p in Path(item).rglob("*") if p.is_file() and not p.name.startswith((".", "_")))
+        # A link that leads nowhere stays in the list, and is refused: its rows are missing.
+        inside = sorted(str(p) for p in Path(item).rglob("*") if not p.is_dir() and not p.name.startswith((".", "_")))
         return [p for p in inside if os.path.splitext(p)[1].lower() in {*TABLES, *IMAGES}]
     if os.path.exists(item):
         return [item]
@@ -137,62 +185,29 @@ def open_parquet(file: str) -> Any:
         return pq.ParquetFile(file)
     except pa.ArrowInvalid as error:
         raise CorruptFile(f"`{file}` is no Parquet file, or is damaged: {error}") from error
+    except OSError as error:
+        raise CorruptFile(f"`{file}` cannot be read, or is damaged: {error}") from error
 
 
 def _parquet(files: list[str]) -> Data:
     with open_parquet(files[0]) as first:
         schema = first.schema_arrow
+    _require_once(files[0], schema.names)
     return Data("parquet", tuple(files), tuple(schema.names), tuple(f.name for f in schema if is_numeric(f.type)))
 
 
-def delimiter(file: str) -> str:
-    """What separates fields: a tab in .tsv files, else a comma."""
-    return "\t" if file.lower().endswith(".tsv") else ","
-
-
-def header(file: str) -> tuple[list[str], bool]:
-    """Names of the columns, and whether they stand in the first line; a first line of numbers only is data."""
-    with open(file, encoding="utf-8-sig", errors="replace", newline="") as stream:
-        fields = next(csv.reader(stream, delimiter=delimiter(file)), None)
-    if not fields:
-        raise CorruptFile(f"`{file}` is empty, or begins with an empty line; a line of column names is expected there.")
-    if all(number(field) is not None for field in fields):
-        return [f"column_{i}" for i in range(len(fields))], False
-    repeated = sorted({name for name in fields if fields.count(name) > 1})
-    if repeated:
-        raise CorruptFile(f"`{file}` has columns of the same name: {', '.join(repeated)}.")
-    return [name.strip() for name in fields], True
-
-
-def number(text: str) -> float | None:
-    """The number that a field of a CSV file holds, or None.
-
-    >>> number(" 1e3 "), number("1_000"), number("")
-    (1000.0, None, None)
-    """
-    try:
-        return None if "_" in text else float(text)
-    except ValueError:
-        return None
-
-
-def _csv(files: list[str]) -> Data:
-    names, named = header(files[0])
-    counts = [0] * len(names)
-    records = 0
-    with open(files[0], encoding="utf-8-sig", errors="replace", newline="") as stream:
-        reader = csv.reader(stream, delimiter=delimiter(files[0]))
-        if named:
-            next(reader)
-        for fields in reader:
-            records += 1
-            for i, field in enumerate(fields[: len(names)]):
-                counts[i] += number(field) is not None
-            if records == _SAMPLE:
-                break
-    # A column with the odd unreadable number is one of numbers: the rows are reported, not the column dropped.
-    numeric = tuple(name for name, count in zip(names, counts, strict=True) if 2 * count > records)
-    return Data("csv", tuple(files), tuple(names), numeric)
+def _csv(files: list[str], named: bool | None, columns: Sequence[str] | None) -> Data:
+    named = has_header(files[0], columns) if named is None else named
+    names = header(files[0], named)[0]
+    for file in files:  # the first that has a record decides
+        kinds = column_kinds(file, header(file, named)[0], named)
+        if kinds:
+            break
+    else:
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        raise InvalidValue(f"there is no row to rate in `{files[0]}`{more}.")
+    numeric, unclear = (tuple(n for n in names if kinds.get(n) == kind) for kind in ("numbers", "unclear"))
+    return Data("csv", tuple(files), tuple(names), numeric, header=named, unclear=unclear)
 
 
 def open_npy(file: str) -> Any:
@@ -220,22 +235,25 @@ def _npy(files: list[str]) -> Data:
 # ---- units
 
 
-def units(data: Data, rows: int, columns: Sequence[str] = ()) -> Iterator[Unit]:
-    """Divide the data, files in order; a file without one of `columns` is an error."""
+def units(data: Data, rows: int, columns: Sequence[str] = (), carried: Sequence[str] = ()) -> Iterator[Unit]:
+    """Divide the data, files in order; a file without one of `columns` or of those `carried` along is an error, and so
+    is one in which `columns` hold no numbers."""
     if data.kind == "images":
         for i in range(0, len(data.files), rows):
             files = data.files[i : i + rows]
-            yield Unit("images", files[0], 0, len(files), files=files)
+            yield Unit("images", files[0], 0, len(files), files=files, stamp=stamp(files))
         return
     for file in data.files:
+        before = stamp((file,))
         if data.kind == "parquet":
-            yield from _row_groups(file, rows, columns)
+            parts = _row_groups(file, rows, columns, carried)
         elif data.kind == "csv":
-            yield from _records(file, rows, columns)
+            parts = _records(file, rows, (*columns, *carried), data.header)
         else:
             total = len(open_npy(file))
-            for start in range(0, total, rows):
-                yield Unit("npy", file, start, min(rows, total - start))
+            parts = (Unit("npy", file, start, min(rows, total - start)) for start in range(0, total, rows))
+        for unit in parts:
+            yield replace(unit, stamp=before)
 
 
 def _require_columns(file: str, names: Sequence[str], columns: Sequence[str]) -> None:
@@ -244,9 +262,26 @@ def _require_columns(file: str, names: Sequence[str], columns: Sequence[str]) ->
         raise InvalidValue(f"`{file}` has no column {', '.join(map(repr, missing))}; it has {', '.join(names)}.")
 
 
-def _row_groups(file: str, rows: int, columns: Sequence[str]) -> Iterator[Unit]:
+def _require_once(file: str, names: Sequence[str]) -> None:
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise CorruptFile(
+            f"`{file}` has columns of the same name: {', '.join(f'`{n}`' for n in repeated)}. Rename them."
+        )
+
+
+def _row_groups(file: str, rows: int, columns: Sequence[str], carried: Sequence[str] = ()) -> Iterator[Unit]:
+    types = require("pyarrow", "rate").types
     with open_parquet(file) as opened:
-        _require_columns(file, opened.schema_arrow.names, columns)
+        _require_once(file, opened.schema_arrow.names)
+        _require_columns(file, opened.schema_arrow.names, (*columns, *carried))
+        for name in columns:
+            kind = opened.schema_arrow.field(name).type
+            kind = kind.value_type if types.is_dictionary(kind) else kind
+            single = is_numeric(kind) or types.is_string(kind) or types.is_large_string(kind)
+            if not single or (len(columns) > 1 and types.is_nested(kind)):
+                what = "one column of lists, or columns of single numbers" if is_numeric(kind) else "numbers"
+                raise InvalidValue(f"column `{name}` of `{file}` holds {kind}; {what} are required.")
         sizes = [opened.metadata.row_group(i).num_rows for i in range(opened.metadata.num_row_groups)]
     start = first = held = 0
     for i, size in enumerate(sizes):
@@ -256,9 +291,8 @@ def _row_groups(file: str, rows: int, columns: Sequence[str]) -> Iterator[Unit]:
             start, first, held = start + held, i + 1, 0
 
 
-def _records(file: str, rows: int, columns: Sequence[str]) -> Iterator[Unit]:
-    _require_columns(file, header(file)[0], columns)
-    named = header(file)[1]
+def _records(file: str, rows: int, columns: Sequence[str], named: bool = True) -> Iterator[Unit]:
+    _require_columns(file, header(file, named)[0], columns)
     start = held = 0
     begin = -1  # of the unit, in bytes
     previous = 0
@@ -284,21 +318,46 @@ def record_ends(file: str) -> Iterator[int]:
     if _plain(file):
         yield from _line_ends(file)
         return
-    position = 0
+    position = record = 0
 
     def lines() -> Iterator[str]:
         nonlocal position
         with open(file, encoding="latin-1", newline="") as stream:  # a character is a byte
+            if stream.read(len(MARK)) == MARK.decode("latin-1"):
+                position = len(MARK)
+            else:
+                stream.seek(0)
             for line in stream:
                 position += len(line)
                 yield line
 
+    held: list[str] = []  # lines of the record that is read
+    last: list[str] = []  # of the one before
+
+    def kept() -> Iterator[str]:
+        for line in lines():
+            held.append(line)
+            yield line
+
     try:
-        for fields in csv.reader(lines(), delimiter=delimiter(file)):
+        for fields in csv.reader(kept(), delimiter=delimiter(file)):
             if fields:
                 yield position
+                record += 1
+            last = list(held)
+            held.clear()
+        if last and _unclosed(last, file):
+            record -= 1
+            raise csv.Error("a quotation mark that opens in it is never closed")
     except csv.Error as error:
-        raise CorruptFile(f"`{file}` cannot be read near byte {position}: {error}") from error
+        raise CorruptFile(
+            f"record {record} of `{file}`, which ends near byte {position}, cannot be read: {error}."
+        ) from error
+
+
+def _unclosed(lines: Sequence[str], file: str) -> bool:
+    """Whether a record ends within quotes, so that one more line would belong to it; the end of a file does that."""
+    return list(csv.reader([*lines[:-1], lines[-1].rstrip("\r\n") + "\n", "x"], delimiter=delimiter(file)))[-1] != ["x"]
 
 
 def _plain(file: str) -> bool:
