@@ -48,6 +48,10 @@ class CorruptFile(FavourError, ValueError):
     """A file is not what it claims to be, or was damaged."""
 
 
+class FailedPrediction(FavourError, RuntimeError):
+    """What a model file asks for cannot be computed; the message says what torch or onnxruntime said."""
+
+
 class MissingExtra(FavourError, ImportError):
     """An optional package is not installed; the message says which extra brings it."""
 
@@ -78,6 +82,10 @@ class OutOfRange(FavourWarning):
 
 class SilencedDropout(FavourWarning):
     """Dropout that the model has was left out of its beliefs."""
+
+
+class UncheckedFile(FavourWarning):
+    """A file has no checksum, so damage to it may go unnoticed; the message says how to write it again."""
 
 
 class DeprecatedName(FavourWarning, DeprecationWarning):

@@ -77,6 +77,7 @@ class Predictor(nn.Module):
         self._heads: tuple[Graph, dict[int | None, Head | None]] | None = None
         self._sizes: dict[str, int] = {}  # of the example, for `auto`
         self._warm = True  # whether what is kept between calls exists, so that memory can be measured
+        self.file: str | None = None  # that it was loaded from
         self.checked = SelfCheck()  # against samples, when it was compiled
         self._together: list[Predictor] = []  # over all outputs at once, in a list for the same reason
         self._as_classes: list[Predictor] = []  # over class scores, likewise
@@ -148,7 +149,8 @@ class Predictor(nn.Module):
         if self._seen.changed(tensors.values()):
             self.forget()
         for name, tensor in tensors.items():
-            self._check_finite(name, tensor)
+            if not name.startswith("constant."):  # a mask that the code made may well hold infinities
+                self._check_finite(name, tensor)
         if self._origin is not None and not self._origin.structure.same():
             self._check_structure(self._origin)
 

@@ -1,0 +1,191 @@
+"""A graph from a file run on shapes alone, before anything of it is computed.
+
+Torch's `meta` device computes sizes and dtypes and no numbers. Every call of the graph is made there with two rows, and
+what it results in is held against what the file says of it. So a negative size, an argument that does not fit, a shape
+that is not what the rules were chosen by, and a tensor of a size that nothing in the file explains are found while
+loading, in little time and no memory.
+
+    largest tensor      the more of 1 GiB and 256 × the bytes of the file's tensors and of two rows of input
+    all results         8 × that
+    whole numbers       below 2⁶³, whatever sizes are multiplied
+    integer division    never truncating by a tensor: the least integer by −1 ends the process (a fault of the processor)
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from favour.capture.node import DROPOUTS, Graph, Node, nodes_in, replace_nodes
+from favour.errors import CorruptFile, FavourError
+from favour.files.tensors import DTYPES
+from favour.sizes import size_of
+
+aten = torch.ops.aten
+GIB = 2**30
+_KNOWN = set(DTYPES.values())
+_DEVICES = ("cpu", "cuda", "mps", "xpu")
+_META = torch.device("meta")
+
+
+def rehearse(graph: Graph, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> None:
+    """Run a graph on shapes.
+
+    Args:
+        graph: From a file.
+        tensors: Its parameters, buffers and constants, by the names of their nodes.
+        sizes: Symbolic sizes of the example, besides the batch.
+
+    Raises:
+        CorruptFile: A call cannot be made, or does not result in what the file says.
+    """
+    _Rehearsal(graph, tensors, sizes).run()
+
+
+class _Rehearsal:
+    def __init__(self, graph: Graph, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> None:
+        self.graph, self.tensors = graph, tensors
+        self.sizes: dict[str, int] = {}
+        self.values: dict[Node, Any] = {}
+        for node in graph.inputs:
+            for position, size in enumerate((node.shape if node is not None else None) or ()):
+                if isinstance(size, str):
+                    self.sizes.setdefault(size, sizes.get(size, 2 if position == 0 else 3))
+        given = sum(t.numel() * t.element_size() for t in tensors.values())
+        self.largest = max(GIB, 256 * given)
+
+    def run(self) -> None:
+        inputs = [self._declared(node) for node in self.graph.nodes if node.kind == "input"]
+        self.largest = max(self.largest, 256 * sum(t.numel() * t.element_size() for t in inputs))
+        left = 8 * self.largest
+        for node in self.graph.nodes:
+            value = self._value(node)
+            self.values[node] = value
+            if node.kind != "call":
+                continue
+            for tensor in pytree.tree_leaves(value):
+                if isinstance(tensor, Tensor):
+                    size = tensor.numel() * tensor.element_size()
+                    left -= size
+                    if size > self.largest or left < 0:
+                        raise CorruptFile(
+                            f"`{node.target}` at {node.place} makes a tensor of shape {tuple(tensor.shape)}, which "
+                            "nothing in the file explains"
+                        )
+        unknown = [n for n in nodes_in(self.graph.outputs) if n not in self.values]
+        if unknown:
+            raise CorruptFile(f"its outputs are {unknown}, which are not among its nodes")
+
+    def _value(self, node: Node) -> Any:
+        if node.kind == "input":
+            return self._declared(node)
+        if node.kind in ("parameter", "buffer", "constant"):
+            tensor = self.tensors[node.name]
+            if node.shape is not None and (tuple(tensor.shape), tensor.dtype) != (node.shape, node.dtype):
+                raise CorruptFile(
+                    f"`{node.target}` has shape {tuple(tensor.shape)} and dtype {tensor.dtype}; the graph was made for "
+                    f"{node.shape} and {node.dtype}"
+                )
+            return tensor.to(_META)
+        if node.kind != "call":
+            raise CorruptFile(f"it has a node of kind {node.kind!r}")
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return self._number(node)
+        args, kwargs = (replace_nodes(a, self.values.__getitem__) for a in (node.args, node.kwargs))
+        args, kwargs = pytree.tree_map(_on_meta, (args, kwargs))
+        if node.target in DROPOUTS and args and isinstance(args[0], Tensor):  # its rate may be a tensor, unlike torch's
+            self._compare(node, args[0])
+            return args[0]
+        _check_division(node, args, kwargs)
+        try:
+            with torch.no_grad():
+                value = node.target(*args, **kwargs)
+        except FavourError:
+            raise
+        except Exception as error:
+            words = (str(error).strip().splitlines() or [""])[0][:300]
+            raise CorruptFile(
+                f"`{node.target}` at {node.place} cannot be computed: {type(error).__name__}: {words}"
+            ) from error
+        self._compare(node, value)
+        return value
+
+    def _number(self, node: Node) -> Any:
+        """A Python operator on sizes, or one of several results."""
+        args = replace_nodes(node.args, self.values.__getitem__)
+        if node.target is operator.getitem:
+            source, which = args
+            if not isinstance(source, (list, tuple)) or type(which) is not int or not 0 <= which < len(source):
+                raise CorruptFile(f"`{node.name}` takes entry {which!r} of something that has none")
+            self._compare(node, source[which])
+            return source[which]
+        if node.kwargs or any(not isinstance(a, (int, float)) or abs(a) >= 2**63 for a in args):
+            raise CorruptFile(f"`{node.name}` computes {node.target.__name__} of something that is no size")
+        if node.target is operator.pow and (len(args) != 2 or not 0 <= args[1] <= 64):
+            raise CorruptFile(f"`{node.name}` raises a size to the power {args[1:]}")
+        value = node.target(*args)
+        if not isinstance(value, (int, float)) or not abs(value) < 2**63:
+            raise CorruptFile(f"`{node.name}` is {str(value)[:40]}, which is no size")
+        return value
+
+    def _declared(self, node: Node) -> Tensor:
+        if node.shape is None or node.dtype is None:
+            raise CorruptFile(f"input `{node.name}` has no shape or dtype")
+        shape = self._shape(node)
+        assert shape is not None
+        return torch.empty(shape, dtype=node.dtype, device=_META)
+
+    def _shape(self, node: Node) -> tuple[int, ...] | None:
+        """The shape that the file gives a node, or None where its symbols follow from no input."""
+        found = []
+        for size in node.shape or ():
+            if isinstance(size, str):
+                try:
+                    size = size_of(size, self.sizes)
+                except FavourError:
+                    return None
+            if type(size) is not int or not 0 <= size < 2**63:
+                raise CorruptFile(f"`{node.name}` has the shape {str(node.shape)[:80]}")
+            found.append(size)
+        return tuple(found)
+
+    def _compare(self, node: Node, value: Any) -> None:
+        if (node.shape is not None) != isinstance(value, Tensor):
+            raise CorruptFile(f"`{node.name}` is said to have the shape {node.shape}, and is a {type(value).__name__}")
+        if not isinstance(value, Tensor):
+            return
+        shape = self._shape(node)
+        if (shape is not None and tuple(value.shape) != shape) or value.dtype != node.dtype:
+            raise CorruptFile(
+                f"`{node.target}` at {node.place} makes {tuple(value.shape)} of {value.dtype}; the file says "
+                f"{shape} of {node.dtype}"
+            )
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value if value.is_meta else value.to(_META)
+    if isinstance(value, torch.device):
+        if value.type not in _DEVICES:
+            raise CorruptFile(f"it computes on the device {value}")
+        return _META
+    if isinstance(value, torch.dtype) and value not in _KNOWN:
+        raise CorruptFile(f"it computes in {value}")
+    if isinstance(value, torch.layout) and value is not torch.strided:
+        raise CorruptFile(f"it holds tensors as {value}")
+    return value
+
+
+def _check_division(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    if kwargs.get("rounding_mode") != "trunc":
+        return
+    numbers = [a for a in args if isinstance(a, Tensor)]
+    safe = len(args) == 2 and isinstance(args[1], (int, float)) and args[1] > 0
+    if not safe and not any(t.is_floating_point() for t in numbers):
+        raise CorruptFile(f"`{node.target}` at {node.place} divides whole numbers by a tensor and truncates")
+
