@@ -49,8 +49,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from favour.errors import CorruptFile, InvalidType, InvalidValue, ShapeMismatch
+from favour.errors import CorruptFile, InvalidType, InvalidValue, ShapeMismatch, computing
 from favour.extras import require
+from favour.files.checksum import check_onnx, expect_checksum
+from favour.files.onnx_graph import check_graph
 
 METADATA = "favour"  # key of the ONNX metadata; with .json, the extra file of a .pt2
 FORMAT = 1
@@ -104,7 +106,9 @@ class Exported:
         Raises:
             ShapeMismatch, InvalidType, InvalidValue: The arrays do not fit `inputs`, or hold NaN or infinity.
         """
-        results = self._run(self.check(*arrays, **named))
+        checked = self.check(*arrays, **named)
+        with computing(self.path):
+            results = self._run(checked)
         return {port.name: result for port, result in zip(self.outputs, results, strict=True)}
 
     def check(self, *arrays: Any, **named: Any) -> Arrays:
@@ -178,11 +182,17 @@ def _load_onnx(path: str, threads: int | None, device: str) -> Exported:
             f"device {device!r} needs onnxruntime's {provider}, which this installation lacks; install "
             "onnxruntime-gpu, use device='cpu', or export a .pt2."
         )
+    with open(path, "rb") as file:
+        content = file.read()
+    sealed = check_onnx(content, path)
     try:
-        session = runtime.InferenceSession(path, options, providers=[provider])
+        check_graph(content)
+        session = runtime.InferenceSession(content, options, providers=[provider])
+    except CorruptFile as error:
+        raise CorruptFile(f"`{path}` is refused: {error}. Write such a file with `favour.export`.") from None
     except Exception as error:  # onnxruntime's own classes derive from Exception alone
         raise CorruptFile(f"`{path}` is not a sound ONNX file: {_first_line(error)}") from error
-    described = _described(path, session.get_modelmeta().custom_metadata_map.get(METADATA))
+    described = _described(path, session.get_modelmeta().custom_metadata_map.get(METADATA), sealed)
     inputs, outputs = [i.name for i in session.get_inputs()], {o.name for o in session.get_outputs()}
     names = [p["name"] for p in described["inputs"]], [p["name"] for p in described["outputs"]]
     if inputs != names[0] or not outputs.issuperset(names[1]):
@@ -195,8 +205,8 @@ def _load_onnx(path: str, threads: int | None, device: str) -> Exported:
 def _load_pt2(path: str, device: str) -> Exported:
     from favour.exporting.archive import read
 
-    program, text = read(path)
-    described = _described(path, text)
+    program, text, sealed = read(path)
+    described = _described(path, text, sealed)
     if device != "cpu":
         from torch.export.passes import move_to_device_pass
 
@@ -212,8 +222,8 @@ def _load_pt2(path: str, device: str) -> Exported:
     return Exported(path, "pt2", described, run)
 
 
-def _described(path: str, text: str | None) -> dict[str, Any]:
-    """The description that `favour.export` left, its shape checked."""
+def _described(path: str, text: str | None, sealed: bool) -> dict[str, Any]:
+    """The description that `favour.export` left, its shape checked, and whether its checksum is there."""
     if not text:
         raise CorruptFile(f"`{path}` holds no description by favour; write the file with `favour.export`.")
     try:
@@ -232,6 +242,7 @@ def _described(path: str, text: str | None) -> dict[str, Any]:
         raise
     except Exception as error:
         raise CorruptFile(f"the description in `{path}` is damaged: {type(error).__name__}: {error}") from error
+    expect_checksum(path, sealed, described.get("checksum") is True, "Export it again with `favour.export`.")
     return described
 
 

@@ -7,6 +7,7 @@ moving it to another device or dtype gives it copies of its own and leaves the m
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from favour import across
 from favour.attribution import Attribution
 from favour.belief import Belief
 from favour.capture.node import Graph, Node
-from favour.errors import ChangedModel, FavourError, InvalidType, InvalidValue, StalePredictor
+from favour.errors import ChangedModel, FavourError, InvalidType, InvalidValue, StalePredictor, computing
 from favour.following import Origin, Structure, Values
 from favour.head import Head, draws, find_head, probabilities
 from favour.inspect.selfcheck import SelfCheck
@@ -259,6 +260,12 @@ class Predictor(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Predict; the arguments are the model's, and any tensor among them may be a `Belief`."""
+        if self.file is None or torch.compiler.is_compiling():
+            return self._answer(args, kwargs)
+        with computing(self.file):
+            return self._answer(args, kwargs)
+
+    def _answer(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         leaves = self._leaves(args, kwargs)
         if not torch.compiler.is_compiling():
             self.follow()
@@ -517,10 +524,29 @@ class Predictor(nn.Module):
         return pytree.tree_unflatten(drawn, self.graph.out_spec)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the whole predictor: graph, tensors, posterior and settings. No code is pickled; see `favour.load`."""
+        """Write the whole predictor: graph, tensors, posterior and settings. No code is pickled; see `favour.load`.
+
+        The file carries a checksum, and takes the place of an earlier one in one step, also where several processes
+        save to one path.
+        """
         from favour.saving import save
 
         save(self, path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle, `torch.save` and other processes: the bytes of a saved file, without the model and its code."""
+        from favour.saving import from_bytes, to_bytes
+
+        return from_bytes, (to_bytes(self), str(self.device)), {"checked": self.checked, "training": self.training}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Predictor:
+        """A predictor of a copy of the model: the copy that belongs to it, where both are copied together."""
+        for spec in (self.graph.in_spec, self.graph.out_spec):
+            memo[id(spec)] = spec  # never changed, and torch's copy of one warns
+        twin = self.__class__.__new__(self.__class__)
+        memo[id(self)] = twin
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return twin
 
 
 def _joined(parts: tuple[Any, ...]) -> Any:

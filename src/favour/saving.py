@@ -17,7 +17,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from favour.capture.graph_io import graph_from_json, graph_to_json, read_content, read_file, write_file
+from favour.capture.graph_io import (
+    graph_from_json,
+    graph_to_json,
+    read_content,
+    read_file,
+    write_content,
+    write_file,
+)
 from favour.capture.node import DROPOUTS, Graph, Node
 from favour.capture.rehearsal import rehearse
 from favour.errors import CorruptFile, FavourError, InvalidValue

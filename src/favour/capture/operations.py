@@ -159,3 +159,28 @@ def functional(target: torch._ops.OpOverload) -> bool:
 def _can_be_silent(schema: Any) -> bool:
     """Whether an argument says that nothing is drawn; `favour.capture.node.draws_numbers` reads it."""
     return any(a.name in ("dropout", "dropout_p", "train", "training") for a in schema.arguments)
+
+
+# Beyond those above, what a whole prediction takes once it is a program of its own: factorisations, and transposes of
+# linear operations, which torch has as their derivatives. None of them reads indices.
+_PROGRAM = frozenset(
+    """
+    linalg_cholesky_ex linalg_cholesky linalg_solve_triangular linalg_qr linalg_eigh _linalg_eigh linalg_eigvalsh
+    linalg_svd _linalg_svd linalg_vecdot cholesky_solve special_erfc special_expm1 tensordot kron block_diag
+    avg_pool2d_backward avg_pool3d_backward _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward
+    """.split()
+)
+
+
+def program_operation(target: Any) -> None:
+    """Raise `CorruptFile` unless a program that `favour.export` wrote may call this."""
+    if _admitted(target) or target in _NUMBERS:
+        return
+    name = str(target)
+    if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and functional(target):
+        if name.split(".")[1] in _PROGRAM:
+            return
+    raise CorruptFile(f"the graph calls `{name[:80]}`, which is not an operation that files may name")
+
+
+_NUMBERS = {*SIZE_OPERATORS.values(), math.trunc, torch.sym_not, torch.sym_ite}

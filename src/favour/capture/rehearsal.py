@@ -14,7 +14,7 @@ loading, in little time and no memory.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ aten = torch.ops.aten
 GIB = 2**30
 _KNOWN = set(DTYPES.values())
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
-_META = torch.device("meta")
+META = torch.device("meta")
 
 
 def rehearse(graph: Graph, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> None:
@@ -56,12 +56,11 @@ class _Rehearsal:
             for position, size in enumerate((node.shape if node is not None else None) or ()):
                 if isinstance(size, str):
                     self.sizes.setdefault(size, sizes.get(size, 2 if position == 0 else 3))
-        given = sum(t.numel() * t.element_size() for t in tensors.values())
-        self.largest = max(GIB, 256 * given)
+        self.largest = largest_allowed(tensors.values())
 
     def run(self) -> None:
         inputs = [self._declared(node) for node in self.graph.nodes if node.kind == "input"]
-        self.largest = max(self.largest, 256 * sum(t.numel() * t.element_size() for t in inputs))
+        self.largest = max(self.largest, largest_allowed(inputs))
         left = 8 * self.largest
         for node in self.graph.nodes:
             value = self._value(node)
@@ -91,17 +90,17 @@ class _Rehearsal:
                     f"`{node.target}` has shape {tuple(tensor.shape)} and dtype {tensor.dtype}; the graph was made for "
                     f"{node.shape} and {node.dtype}"
                 )
-            return tensor.to(_META)
+            return tensor.to(META)
         if node.kind != "call":
             raise CorruptFile(f"it has a node of kind {node.kind!r}")
         if not isinstance(node.target, torch._ops.OpOverload):
             return self._number(node)
         args, kwargs = (replace_nodes(a, self.values.__getitem__) for a in (node.args, node.kwargs))
-        args, kwargs = pytree.tree_map(_on_meta, (args, kwargs))
+        args, kwargs = pytree.tree_map(on_meta, (args, kwargs))
         if node.target in DROPOUTS and args and isinstance(args[0], Tensor):  # its rate may be a tensor, unlike torch's
             self._compare(node, args[0])
             return args[0]
-        _check_division(node, args, kwargs)
+        check_division(node.place, args, kwargs)
         try:
             with torch.no_grad():
                 value = node.target(*args, **kwargs)
@@ -138,7 +137,7 @@ class _Rehearsal:
             raise CorruptFile(f"input `{node.name}` has no shape or dtype")
         shape = self._shape(node)
         assert shape is not None
-        return torch.empty(shape, dtype=node.dtype, device=_META)
+        return torch.empty(shape, dtype=node.dtype, device=META)
 
     def _shape(self, node: Node) -> tuple[int, ...] | None:
         """The shape that the file gives a node, or None where its symbols follow from no input."""
@@ -167,13 +166,13 @@ class _Rehearsal:
             )
 
 
-def _on_meta(value: Any) -> Any:
+def on_meta(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value if value.is_meta else value.to(_META)
+        return value if value.is_meta else value.to(META)
     if isinstance(value, torch.device):
         if value.type not in _DEVICES:
             raise CorruptFile(f"it computes on the device {value}")
-        return _META
+        return META
     if isinstance(value, torch.dtype) and value not in _KNOWN:
         raise CorruptFile(f"it computes in {value}")
     if isinstance(value, torch.layout) and value is not torch.strided:
@@ -181,11 +180,15 @@ def _on_meta(value: Any) -> Any:
     return value
 
 
-def _check_division(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def check_division(where: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise for a truncating division of whole numbers by anything but a positive number."""
     if kwargs.get("rounding_mode") != "trunc":
         return
-    numbers = [a for a in args if isinstance(a, Tensor)]
     safe = len(args) == 2 and isinstance(args[1], (int, float)) and args[1] > 0
-    if not safe and not any(t.is_floating_point() for t in numbers):
-        raise CorruptFile(f"`{node.target}` at {node.place} divides whole numbers by a tensor and truncates")
+    if not safe and not any(isinstance(a, Tensor) and a.is_floating_point() for a in args):
+        raise CorruptFile(f"it divides whole numbers by a tensor and truncates, at {where}")
 
+
+def largest_allowed(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the largest tensor that may be made from these."""
+    return max(GIB, 256 * sum(t.numel() * t.element_size() for t in tensors))

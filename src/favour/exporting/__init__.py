@@ -35,8 +35,10 @@ from favour.exporting.module import (
     private,
 )
 from favour.exporting.plain import Plain, simplified
+from favour.files.replacing import replaced
 from favour.predictor import Predictor
 from favour.progress import Progress
+from favour.tracing import TRACING
 
 __all__ = ["export"]
 
@@ -114,16 +116,11 @@ def export(
         progress.stage("tracing")
         program = _traced(answer, form)
         progress.stage("writing")
-        temporary = f"{os.path.splitext(target)[0]}.part{form}"
-        try:
+        with replaced(target) as temporary:
             write(program, temporary, described, dynamic_names(_base(copy)))
             if check:
                 progress.stage("checking")
                 _compare(answer, load_exported(temporary, threads=1), target)
-            os.replace(temporary, target)
-        finally:
-            if os.path.exists(temporary):
-                os.remove(temporary)
     return target
 
 
@@ -143,7 +140,7 @@ def _traced(answer: Answer, form: str) -> torch.export.ExportedProgram:
     dynamic, allowed = torch.export.Dim.DYNAMIC, torch.export.Dim.AUTO
     shapes = tuple({i: dynamic if i == 0 else allowed for i in table} for table in dynamic_names(base))
     try:
-        with warnings.catch_warnings():
+        with TRACING, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Plain() if form == ".onnx" else contextlib.nullcontext():
                 traced = torch.export.export(answer.eval(), tensors, dynamic_shapes=(shapes,), strict=False)
@@ -187,6 +184,7 @@ def _description(answer: Answer, inputs: Sequence[Port], mean: Tensor, labels: S
     noted = _noted(choices)
     return {
         "format": FORMAT,
+        "checksum": True,
         "favour": favour.__version__,
         "kind": REGRESSION if choices.link is None else "classification",
         "link": choices.link,
