@@ -39,6 +39,7 @@ what `favour.export` writes (`favour.exporting.archive`), and refused where it h
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -62,12 +63,19 @@ Arrays = list[npt.NDArray]
 
 @dataclass(frozen=True)
 class Port:
-    """A named input or output: numpy's name of its dtype, its shape with None for sizes that may change."""
+    """A named input or output: numpy's name of its dtype, its shape with None for sizes that may change.
+
+    Attributes:
+        least, most: Of whole numbers that are looked up in tables: one number each, or one for each entry of a row (in
+            a list, None where anything goes); None where nothing is known.
+    """
 
     name: str
     dtype: str
     shape: tuple[int | None, ...]
     meaning: str = ""
+    least: int | list[int | None] | None = None
+    most: int | list[int | None] | None = None
 
     @property
     def written_shape(self) -> str:
@@ -90,6 +98,7 @@ class Exported:
         self.level = None if described["level"] is None else float(described["level"])
         self.inputs = tuple(_port(p) for p in described["inputs"])
         self.outputs = tuple(_port(p) for p in described["outputs"])
+        self._lookups = bool(described.get("lookups"))
         self._run = run
 
     @property
@@ -109,6 +118,13 @@ class Exported:
         checked = self.check(*arrays, **named)
         with computing(self.path):
             results = self._run(checked)
+        if self._lookups:  # rows that ask for what no table has are NaN
+            rows = np.flatnonzero(np.isnan(results[0].reshape(len(results[0]), -1)).all(1))
+            if len(rows):
+                raise InvalidValue(
+                    f"{len(rows)} of {len(results[0])} rows, first {int(rows[0])}, look for what no table of the model has: "
+                    "a number in their inputs is negative or too large."
+                )
         return {port.name: result for port, result in zip(self.outputs, results, strict=True)}
 
     def check(self, *arrays: Any, **named: Any) -> Arrays:
@@ -248,7 +264,37 @@ def _described(path: str, text: str | None, sealed: bool) -> dict[str, Any]:
 
 def _port(described: Mapping[str, Any]) -> Port:
     shape = tuple(None if s is None else int(s) for s in described["shape"])
-    return Port(str(described["name"]), str(described["dtype"]), shape, str(described.get("meaning", "")))
+    least, most = (_bound(described.get(side), shape) for side in ("least", "most"))
+    return Port(str(described["name"]), str(described["dtype"]), shape, str(described.get("meaning", "")), least, most)
+
+
+def _bound(value: Any, shape: tuple[int | None, ...]) -> int | list[int | None] | None:
+    if value is None or type(value) is int:
+        return value
+    entries = math.prod(s or 0 for s in shape[1:])
+    if len(value) != entries or not all(v is None or type(v) is int for v in value):
+        raise ValueError(f"{len(value)} bounds for {entries} entries")
+    return list(value)
+
+
+def _check_range(port: Port, array: npt.NDArray) -> None:
+    """Raise for whole numbers that no table of the model has a row for."""
+    if port.least is None or port.most is None or not array.size:
+        return
+    low, high = (
+        side
+        if isinstance(side, int)
+        else np.array([none if v is None else v for v in side], dtype=np.int64).reshape(array.shape[1:])
+        for side, none in ((port.least, -(2**63)), (port.most, 2**63 - 1))
+    )
+    bad = np.argwhere((array < low) | (array > high))
+    if len(bad):
+        where = tuple(bad[0])
+        least, most = (int(np.broadcast_to(side, array.shape)[where]) for side in (low, high))
+        raise InvalidValue(
+            f"input `{port.name}` holds {array[where]} at index {[int(i) for i in where]}; the model looks it up in a table "
+            f"and knows {least} to {most}. {len(np.unique(bad[:, 0]))} of {len(array)} rows hold such numbers."
+        )
 
 
 def _fitting(port: Port, given: Any) -> npt.NDArray:
@@ -284,6 +330,7 @@ def _fitting(port: Port, given: Any) -> npt.NDArray:
         raise InvalidValue(f"input `{port.name}` holds numbers too large for {port.dtype}.")
     if wanted.kind in "iu" and array.dtype.kind in "iu" and not np.array_equal(converted, array):
         raise InvalidValue(f"input `{port.name}` holds whole numbers too large for {port.dtype}.")
+    _check_range(port, converted)
     return converted
 
 

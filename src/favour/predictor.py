@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from favour import across
 from favour.attribution import Attribution
 from favour.belief import Belief
+from favour.capture.lookups import Lookup, check_lookups, find_lookups
 from favour.capture.node import Graph, Node
 from favour.errors import ChangedModel, FavourError, InvalidType, InvalidValue, StalePredictor, computing
 from favour.following import Origin, Structure, Values
@@ -78,6 +79,7 @@ class Predictor(nn.Module):
         self._heads: tuple[Graph, dict[int | None, Head | None]] | None = None
         self._sizes: dict[str, int] = {}  # of the example, for `auto`
         self._warm = True  # whether what is kept between calls exists, so that memory can be measured
+        self._lookups: tuple[Graph, list[Lookup]] | None = None  # of inputs in tables, and the graph they are of
         self.file: str | None = None  # that it was loaded from
         self.checked = SelfCheck()  # against samples, when it was compiled
         self._together: list[Predictor] = []  # over all outputs at once, in a list for the same reason
@@ -270,10 +272,18 @@ class Predictor(nn.Module):
         if not torch.compiler.is_compiling():
             self.follow()
             check_inputs(self.graph, leaves)
+            self._check_lookups(leaves)
         posterior = self.posterior()
         pieces = [self._predict(part, posterior) for part in slices(self, leaves, posterior)]
         joined = [_joined(parts) for parts in zip(*pieces, strict=True)] if len(pieces) > 1 else pieces[0]
         return pytree.tree_unflatten(joined, self.graph.out_spec)
+
+    def _check_lookups(self, leaves: list[Any]) -> None:
+        """Raise where whole numbers among the inputs ask for rows that tables do not have."""
+        if self._lookups is None or self._lookups[0] is not self.graph:
+            self._lookups = self.graph, find_lookups(self.graph)
+        if self._lookups[1] and not any(isinstance(leaf, Belief) for leaf in leaves):
+            check_lookups(self._lookups[1], graph_values(self.graph, self.store, leaves, self.given)[0])
 
     def joint_outputs(self, *args: Any, **kwargs: Any) -> Joint:
         """One belief over all outputs of the model, with the covariance between them.

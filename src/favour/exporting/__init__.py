@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from favour.calibration import Calibrated
+from favour.capture.lookups import find_lookups
 from favour.errors import CaptureError, InvalidValue, ShapeMismatch, UnsupportedOperation
 from favour.exported import FORMAT, Exported, Port, load_exported
 from favour.exporting.module import (
@@ -110,8 +111,9 @@ def export(
     with Progress(f"exporting to {os.path.basename(target)}") as progress, torch.no_grad():
         copy = private(predict)
         choices, belief = choose(copy, kind, level, noise, covariance, output)
-        answer = Answer(copy, choices)
-        inputs = input_ports(_base(copy))
+        lookups = find_lookups(getattr(predict, "predict", predict).graph)
+        answer = Answer(copy, choices, lookups)
+        inputs = input_ports(_base(copy), lookups)
         described = _description(answer, inputs, belief.mean, labels)  # runs it once: what is kept must not be traced
         progress.stage("tracing")
         program = _traced(answer, form)
@@ -191,7 +193,12 @@ def _description(answer: Answer, inputs: Sequence[Port], mean: Tensor, labels: S
         "classes": classes,
         "labels": labels,
         "level": choices.level if choices.link is None else None,
-        "inputs": [{"name": p.name, "dtype": p.dtype, "shape": list(p.shape)} for p in inputs],
+        "inputs": [
+            {"name": p.name, "dtype": p.dtype, "shape": list(p.shape)}
+            | ({} if p.least is None else {"least": p.least, "most": p.most})
+            for p in inputs
+        ],
+        "lookups": bool(answer.lookups),
         "outputs": [
             {
                 "name": name,

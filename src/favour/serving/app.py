@@ -119,6 +119,9 @@ def create_app(model: str | Exported, limits: Limits | None = None, *, threads: 
         except (Overloaded, Stopped) as error:
             status = 503
             return responses.JSONResponse({"error": str(error)}, status, {"Retry-After": "1"})
+        except InvalidValue as error:  # found by the model itself: rows that ask for what no table has
+            status = 422
+            return responses.JSONResponse({"error": str(error)}, status)
         except Exception:
             log.exception("the model failed")
             return responses.JSONResponse({"error": "the model failed; the server's log says why."}, status)
