@@ -204,12 +204,13 @@ def _load_onnx(path: str, threads: int | None, device: str) -> Exported:
     try:
         check_graph(content)
         session = runtime.InferenceSession(content, options, providers=[provider])
+        text = session.get_modelmeta().custom_metadata_map.get(METADATA)
+        inputs, outputs = [i.name for i in session.get_inputs()], {o.name for o in session.get_outputs()}
     except CorruptFile as error:
         raise CorruptFile(f"`{path}` is refused: {error}. Write such a file with `favour.export`.") from None
     except Exception as error:  # onnxruntime's own classes derive from Exception alone
         raise CorruptFile(f"`{path}` is not a sound ONNX file: {_first_line(error)}") from error
-    described = _described(path, session.get_modelmeta().custom_metadata_map.get(METADATA), sealed)
-    inputs, outputs = [i.name for i in session.get_inputs()], {o.name for o in session.get_outputs()}
+    described = _described(path, text, sealed)
     names = [p["name"] for p in described["inputs"]], [p["name"] for p in described["outputs"]]
     if inputs != names[0] or not outputs.issuperset(names[1]):
         raise CorruptFile(f"`{path}` describes inputs and outputs {names} that its graph does not have.")

@@ -87,6 +87,7 @@ _PLAIN = frozenset(
     adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d
     upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d
     upsample_bicubic2d grid_sampler grid_sampler_2d grid_sampler_3d affine_grid_generator
+    _weight_norm trapezoid fft_fft fft_ifft fft_rfft fft_irfft fft_fft2 fft_rfft2
     scaled_dot_product_attention lstm gru rnn_tanh rnn_relu lstm_cell gru_cell
     _assert_async _assert_tensor_metadata _assert_scalar sym_constrain_range sym_constrain_range_for_size
     """.split()
@@ -122,8 +123,7 @@ def operation(name: str) -> Any:
     namespace, _, rest = name.partition(".")
     if namespace == "python" and rest in SIZE_OPERATORS:
         return SIZE_OPERATORS[rest]
-    packet, _, overload = (_FILLED.get(rest, rest) if namespace == "aten" else rest).rpartition(".")
-    found = getattr(getattr(getattr(torch.ops, namespace, None), packet, None), overload, None)
+    found = _overload(namespace, _FILLED.get(rest, rest) if namespace == "aten" else rest)
     if not isinstance(found, torch._ops.OpOverload):
         raise CorruptFile(f"the file uses an operation `{name[:80]}` that this version of torch does not have.")
     if not _admitted(found):
@@ -132,6 +132,11 @@ def operation(name: str) -> Any:
             "trust it, register a rule for it before loading."
         )
     return found
+
+
+def _overload(namespace: str, name: str) -> Any:
+    packet, _, overload = name.rpartition(".")
+    return getattr(getattr(getattr(torch.ops, namespace, None), packet, None), overload, None)
 
 
 def without_memory_format(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -181,6 +186,12 @@ def program_operation(target: Any) -> None:
         if name.split(".")[1] in _PROGRAM:
             return
     raise CorruptFile(f"the graph calls `{name[:80]}`, which is not an operation that files may name")
+
+
+def check_program_name(name: str) -> None:
+    """The same for `torch.ops.aten.relu.default`, before it is looked up for anything else; other names pass."""
+    if name.startswith("torch.ops.aten."):
+        program_operation(_overload("aten", name.removeprefix("torch.ops.aten.")) or name)
 
 
 _NUMBERS = {*SIZE_OPERATORS.values(), math.trunc, torch.sym_not, torch.sym_ite}

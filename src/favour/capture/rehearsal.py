@@ -14,6 +14,7 @@ loading, in little time and no memory.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ GIB = 2**30
 _KNOWN = set(DTYPES.values())
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
 META = torch.device("meta")
+_SYMBOL = re.compile(r"u\d+")  # a size that torch.export leaves to the data
 
 
 def rehearse(graph: Graph, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> None:
@@ -59,8 +61,10 @@ class _Rehearsal:
         self.largest = largest_allowed(tensors.values())
 
     def run(self) -> None:
-        inputs = [self._declared(node) for node in self.graph.nodes if node.kind == "input"]
-        self.largest = max(self.largest, largest_allowed(inputs))
+        for node, fixed in zip(self.graph.inputs, self.graph.fixed, strict=True):
+            if node is not None:
+                self.values[node] = fixed if node.shape is None else self._declared(node)
+        self.largest = max(self.largest, largest_allowed(t for t in self.values.values() if isinstance(t, Tensor)))
         left = 8 * self.largest
         for node in self.graph.nodes:
             value = self._value(node)
@@ -82,7 +86,7 @@ class _Rehearsal:
 
     def _value(self, node: Node) -> Any:
         if node.kind == "input":
-            return self._declared(node)
+            return self.values[node]
         if node.kind in ("parameter", "buffer", "constant"):
             tensor = self.tensors[node.name]
             if node.shape is not None and (tuple(tensor.shape), tensor.dtype) != (node.shape, node.dtype):
@@ -133,8 +137,8 @@ class _Rehearsal:
         return value
 
     def _declared(self, node: Node) -> Tensor:
-        if node.shape is None or node.dtype is None:
-            raise CorruptFile(f"input `{node.name}` has no shape or dtype")
+        if node.dtype is None:
+            raise CorruptFile(f"input `{node.name}` has no dtype")
         shape = self._shape(node)
         assert shape is not None
         return torch.empty(shape, dtype=node.dtype, device=META)
@@ -147,6 +151,8 @@ class _Rehearsal:
                 try:
                     size = size_of(size, self.sizes)
                 except FavourError:
+                    if len(size) > 100 or _SYMBOL.fullmatch(size) is None:
+                        raise CorruptFile(f"`{node.name}` has a size {size[:80]!r}, which does not follow") from None
                     return None
             if type(size) is not int or not 0 <= size < 2**63:
                 raise CorruptFile(f"`{node.name}` has the shape {str(node.shape)[:80]}")

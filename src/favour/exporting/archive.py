@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from favour.capture.operations import program_operation
+from favour.capture.operations import check_program_name, program_operation
 from favour.errors import CorruptFile, UnsupportedOperation
 from favour.exported import METADATA
 from favour.exporting.rehearsal import rehearse_program
@@ -55,6 +55,7 @@ _SIZE = re.compile(
     r"|Unequality|Lt|Le|Gt|Ge|StrictLessThan|LessThan|StrictGreaterThan|GreaterThan|And|Or|Not|Rational|positive|integer"
     r"|nonnegative|evaluate|True|False)\b|'[a-z]{1,4}\d+'|\b[a-z]\d+\b|\b\d+\b|[-+*(),= <>])*"
 )
+_POWER = re.compile(r"Pow\(Symbol\('[a-z]{1,4}\d+'(, \w+=True)*\), Integer\(\d\)\)")
 _SPECS = {"builtins.tuple", "builtins.list", "builtins.dict", None}
 
 
@@ -140,9 +141,9 @@ def _check_model(model: Any) -> None:
         if last == "target":
             if not _TARGET.fullmatch(text):
                 raise CorruptFile(f"the graph calls `{text[:80]}`, which is not an operation on tensors")
+            check_program_name(text)
         elif last == "expr_str":
-            if not _SIZE.fullmatch(text):
-                raise CorruptFile(f"a size is the expression {text[:80]!r}, which is not one of whole numbers")
+            check_size(text)
         elif last == "as_string":
             if not _TEXT.fullmatch(text):
                 raise CorruptFile(f"an operation is given the text {text[:80]!r}")
@@ -150,6 +151,14 @@ def _check_model(model: Any) -> None:
             _check_spec(json.loads(text)[1])
         elif not _NAME.fullmatch(text):
             raise CorruptFile(f"`{'.'.join(path[-3:])}` is {text[:80]!r}, which is not a name")
+
+
+def check_size(text: str) -> None:
+    """Raise for an expression that is none of sizes, or whose value or depth takes long: sympy evaluates it."""
+    small = len(text) <= 2000 and text.count("(") <= 200 and not re.search(r"\d{20}", text)
+    powers = re.findall(r"Pow\((.*)", text)
+    if not small or not _SIZE.fullmatch(text) or any(not _POWER.search(f"Pow({p}") for p in powers) or len(powers) > 1:
+        raise CorruptFile(f"a size is the expression {text[:80]!r}, which is not one of whole numbers")
 
 
 def _check_spec(spec: Any) -> None:
