@@ -11,7 +11,6 @@ import re
 import threading
 import warnings
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -111,7 +110,14 @@ def test_every_flipped_byte_is_found(form, saved, exported, tmp_path):
 def test_every_truncation_is_found(form, saved, exported, tmp_path):
     whole = file_of(form, saved, exported).read_bytes()
     path = tmp_path / f"cut.{form}"
-    places = [1, 2, DIGITS, DIGITS + len(MARK), DIGITS + len(MARK) + 2, *np.random.default_rng(0).integers(0, len(whole), 30)]
+    places = [
+        1,
+        2,
+        DIGITS,
+        DIGITS + len(MARK),
+        DIGITS + len(MARK) + 2,
+        *np.random.default_rng(0).integers(0, len(whole), 30),
+    ]
     for gone in places:
         path.write_bytes(whole[: len(whole) - int(gone)])
         with pytest.raises(favour.CorruptFile, match="cut"):
@@ -261,7 +267,10 @@ def test_uninitialised_memory_is_never_answered(saved, tmp_path):
 
     def change(content, graph):
         relu = next(n for n in graph["nodes"] if n["target"] == "aten.relu.default")
-        relu["target"], relu["kwargs"] = "aten.empty_like.default", {"dict": {"memory_format": {"torch": "preserve_format"}}}
+        relu["target"], relu["kwargs"] = (
+            "aten.empty_like.default",
+            {"dict": {"memory_format": {"torch": "preserve_format"}}},
+        )
 
     with pytest.warns(UncheckedFile):
         predict = favour.load(crafted(saved, tmp_path, change))
@@ -334,7 +343,11 @@ def size(text):
 
 
 CONTENTS = {"NaN": nan, "shape": narrow, "dtype": half, "negative variance": indefinite, "posterior's shape": misshapen}
-CONTENTS |= {"a power": size("9**9**9**9"), "a long size": size("1+" * 5000 + "1"), "nested": size("(" * 300 + "2" + ")" * 300)}
+CONTENTS |= {
+    "a power": size("9**9**9**9"),
+    "a long size": size("1+" * 5000 + "1"),
+    "nested": size("(" * 300 + "2" + ")" * 300),
+}
 
 
 @pytest.mark.parametrize("name", CONTENTS)
@@ -383,7 +396,7 @@ def test_tensors_stay_within_their_bytes(saved, tmp_path):
     """Torch's own reader takes the number of entries on trust."""
 
     def longer(name, content):  # a storage of 24 numbers that says it has 250
-        return re.sub(rb"(cpuq.)K\x18t", rb"\1K\xfat", content) if name == "data.pkl" else content
+        return re.sub(rb"(cpuq.)K\x18t", lambda m: m[1] + b"K\xfat", content) if name == "data.pkl" else content
 
     def wider(name, content):
         return content.replace(b"K\x08K\x03\x86", b"K\xc8K\x03\x86", 1) if name == "data.pkl" else content
@@ -443,7 +456,13 @@ def test_onnx_files_that_ask_for_more_are_refused(exported, tmp_path):
         (lambda h: h.make_node("RandomNormal", [], ["r"], shape=[2]), "RandomNormal"),
         (lambda h: h.make_node("Gelu", ["input"], ["r"], domain="com.microsoft"), "outside the standard"),
         (
-            lambda h: h.make_node("If", ["input"], ["r"], then_branch=h.make_graph([], "g", [], []), else_branch=h.make_graph([], "h", [], [])),
+            lambda h: h.make_node(
+                "If",
+                ["input"],
+                ["r"],
+                then_branch=h.make_graph([], "g", [], []),
+                else_branch=h.make_graph([], "h", [], []),
+            ),
             "If",
         ),
     ):
@@ -465,13 +484,23 @@ def test_what_a_file_cannot_compute_is_an_error_of_ours(exported, monkeypatch):
 
 
 def test_archives_may_name_only_what_is_admitted(exported, tmp_path):
-    for target in ("empty.memory_format", "segment_reduce.default", "save.default", "randn.default", "as_strided.default"):
+    for target in (
+        "empty.memory_format",
+        "segment_reduce.default",
+        "save.default",
+        "randn.default",
+        "as_strided.default",
+    ):
 
         def change(name, content, target=target):
             if name != "models/model.json":
                 return content.replace(b'"checksum": true, ', b"")
             described = json.loads(content)
-            node = next(n for n in described["graph_module"]["graph"]["nodes"] if "aten.relu" in n["target"] or "linear" in n["target"])
+            node = next(
+                n
+                for n in described["graph_module"]["graph"]["nodes"]
+                if "aten.relu" in n["target"] or "linear" in n["target"]
+            )
             node["target"] = f"torch.ops.aten.{target}"
             return json.dumps(described).encode()
 

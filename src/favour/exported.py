@@ -122,8 +122,8 @@ class Exported:
             rows = np.flatnonzero(np.isnan(results[0].reshape(len(results[0]), -1)).all(1))
             if len(rows):
                 raise InvalidValue(
-                    f"{len(rows)} of {len(results[0])} rows, first {int(rows[0])}, look for what no table of the model has: "
-                    "a number in their inputs is negative or too large."
+                    f"{len(rows)} of {len(results[0])} rows, first {int(rows[0])}, look for what no table of the model "
+                    "has: a number in their inputs is negative or too large."
                 )
         return {port.name: result for port, result in zip(self.outputs, results, strict=True)}
 
@@ -293,8 +293,8 @@ def _check_range(port: Port, array: npt.NDArray) -> None:
         where = tuple(bad[0])
         least, most = (int(np.broadcast_to(side, array.shape)[where]) for side in (low, high))
         raise InvalidValue(
-            f"input `{port.name}` holds {array[where]} at index {[int(i) for i in where]}; the model looks it up in a table "
-            f"and knows {least} to {most}. {len(np.unique(bad[:, 0]))} of {len(array)} rows hold such numbers."
+            f"input `{port.name}` holds {array[where]} at index {[int(i) for i in where]}; the model looks it up in a "
+            f"table and knows {least} to {most}. {len(np.unique(bad[:, 0]))} of {len(array)} rows hold such numbers."
         )
 
 

@@ -96,7 +96,9 @@ def _predictor(content: Mapping[str, Any], name: str) -> Predictor:
         predictor = Predictor(graph, settings, posterior, None)
         for key, tensor in store.items():
             trained = content["parameters"].get(key)
-            predictor.store.put(key.replace("/", "."), tensor if trained is None else nn.Parameter(tensor, bool(trained)))
+            predictor.store.put(
+                key.replace("/", "."), tensor if trained is None else nn.Parameter(tensor, bool(trained))
+            )
         held = {n: predictor.store.take(_key(n)) for n in graph.nodes if n.kind in ("parameter", "buffer", "constant")}
         rehearse(graph, {node.name: tensor for node, tensor in held.items()}, sizes)
         _check_values(graph, held, posterior)

@@ -22,13 +22,14 @@ from favour.errors import CorruptFile, UnsupportedOperation
 from favour.files.checksum import check_archive, expect_checksum, seal_archive
 from favour.files.members import Members
 from favour.files.replacing import replaced
-from favour.files.tensors import DTYPES, read_values
+from favour.files.tensors import read_values
 
 FORMAT = "favour-predictor"
 VERSION = 1
 
+
 def write_file(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
-    """Write a file of plain values and tensors with a checksum, in one step: a crash leaves an earlier file as it was."""
+    """Write a file of plain values and tensors, with a checksum and in one step: a crash leaves an earlier one."""
     with replaced(path) as temporary, open(temporary, "wb+") as file:
         write_content(file, content)
 
@@ -66,7 +67,8 @@ def read_content(file: BinaryIO, name: str) -> dict[str, Any]:
         content = read_values(Members(file, sealed))
     except CorruptFile as error:
         words = str(error)
-        raise CorruptFile(words if words.startswith("`") else f"`{name}` is damaged, or no predictor file: {words}.") from None
+        where = "" if words.startswith("`") else f"`{name}` is damaged, or no predictor file: "
+        raise CorruptFile(f"{where}{words.rstrip('.')}.") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CorruptFile(f"`{name}` was not written by `Predictor.save`.")
     version = content.get("version")
@@ -198,7 +200,9 @@ def graph_from_json(data: dict[str, Any], tensors: dict[str, Tensor], constants:
             shape = item["shape"]
             texts = (item["name"], item["kind"], item["target"], item["module"], item["where"])
             if not all(isinstance(text, str) for text in texts) or item["name"] in table:
-                raise CorruptFile(f"the file has a node {str(item['name'])[:80]!r} that is described wrongly, or twice.")
+                raise CorruptFile(
+                    f"the file has a node {str(item['name'])[:80]!r} that is described wrongly, or twice."
+                )
             if shape is not None and not all(type(size) in (int, str) for size in shape):
                 raise CorruptFile(f"the file gives `{item['name']}` the shape {str(shape)[:80]}.")
             node = Node(

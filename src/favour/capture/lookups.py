@@ -5,8 +5,8 @@ refuses other numbers on a CPU; ONNX runtimes count −1 from the end of an embe
 their own. So the numbers are looked at before, wherever they follow from the inputs by known operations: the index
 itself is computed, with whatever offsets, columns and casts the model puts between it and the input.
 
-What an input may hold is told from three probes of an index i(x): zeros give the offsets, the position of every entry in
-its place tells which entry an index reads, and i(x) = x[position] + offset has to hold for a third.
+What an input may hold is told from three probes of an index i(x): zeros give the offsets, the position of every entry
+in its place tells which entry an index reads, and i(x) = x[position] + offset has to hold for a third.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ def guarded(graph: Graph, lookups: Sequence[Lookup]) -> Graph:
         for i, known in enumerate(by_user.get(node, ())):
             index = copies[known.index]
             name = f"{node.name}_within_{i}"
-            within = Node(name, "call", aten.clamp.default, (index, known.low, known.high), {}, index.shape, index.dtype)
+            within = Node(
+                name, "call", aten.clamp.default, (index, known.low, known.high), {}, index.shape, index.dtype
+            )
             clamped[known.index] = within
             nodes.append(within)
         copies[node] = rewired(node, lambda n, clamped=clamped: clamped.get(n, copies[n]))  # type: ignore[misc]
@@ -174,13 +176,14 @@ def input_range(
                 for probe in (torch.zeros_like(example), places, third)
             )
             place = at - offset
-            if not bool(((place >= 0) & (place < n)).all()) or not torch.equal(check, third[0].flatten()[place] + offset):
+            if not bool(((place >= 0) & (place < n)).all()) or not torch.equal(
+                check, third[0].flatten()[place] + offset
+            ):
                 return None
         except Exception:  # the probes are not what the model takes: it is left to the guard in the graph
             return None
         for p, o in zip(place.tolist(), offset.tolist(), strict=True):
             least, most = lookup.low - o, lookup.high - o
-            low[p] = least if low[p] is None else max(low[p], least)  # type: ignore[type-var]
-            high[p] = most if high[p] is None else min(high[p], most)  # type: ignore[type-var]
+            low[p] = least if low[p] is None else max(low[p], least)
+            high[p] = most if high[p] is None else min(high[p], most)
     return (low, high) if any(v is not None for v in low) else None
-

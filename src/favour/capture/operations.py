@@ -3,7 +3,7 @@
 A graph from a file is computed as it says, so what it may say is limited to
 
 1. operations that have a rule (`favour.rules`), a user's own included,
-2. operations without one that networks apply to what is certain: sizes, masks, positions, indices (`_PLAIN`, `_FILLED`),
+2. operations without one that networks apply to what is certain: sizes, masks, positions, indices (`_PLAIN`),
 3. Python's arithmetic on sizes.
 
 All of them are functions of their arguments and read nothing else: none draws numbers, writes to its arguments, returns
@@ -50,9 +50,13 @@ SIZE_OPERATORS = {
     )
 }
 
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # By what they compute; every functional overload of a name is meant.
-_PLAIN = frozenset(
-    """
+_PLAIN = _names("""
     eq ne lt le gt ge isclose isfinite isinf isnan isneginf isposinf isin signbit
     logical_and logical_or logical_not logical_xor any all
     bitwise_and bitwise_or bitwise_not bitwise_xor __and__ __or__ __xor__ __lshift__ __rshift__
@@ -67,8 +71,8 @@ _PLAIN = frozenset(
     tril triu tril_indices triu_indices meshgrid one_hot cartesian_prod
     sym_size sym_numel sym_stride sym_storage_offset
     view view_as reshape reshape_as expand expand_as permute transpose t T mT H numpy_T adjoint flatten unflatten
-    squeeze unsqueeze select slice narrow split split_with_sizes chunk tensor_split unbind cat concat stack hstack vstack
-    dstack column_stack atleast_1d atleast_2d atleast_3d ravel moveaxis movedim swapaxes swapdims broadcast_to
+    squeeze unsqueeze select slice narrow split split_with_sizes chunk tensor_split unbind cat concat stack hstack
+    vstack dstack column_stack atleast_1d atleast_2d atleast_3d ravel moveaxis movedim swapaxes swapdims broadcast_to
     broadcast_tensors repeat tile flip fliplr flipud roll rot90 diagonal diag diag_embed unfold pad
     constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d
     replication_pad3d pixel_shuffle pixel_unshuffle im2col col2im view_as_real view_as_complex real imag complex polar
@@ -90,8 +94,7 @@ _PLAIN = frozenset(
     _weight_norm trapezoid fft_fft fft_ifft fft_rfft fft_irfft fft_fft2 fft_rfft2
     scaled_dot_product_attention lstm gru rnn_tanh rnn_relu lstm_cell gru_cell
     _assert_async _assert_tensor_metadata _assert_scalar sym_constrain_range sym_constrain_range_for_size
-    """.split()
-)
+""")
 
 # Memory that nobody wrote, and what is read for it: the same arguments, but for the order of memory.
 _FILLED = {"empty.memory_format": "zeros.default", "empty_like.default": "zeros_like.default"}
@@ -108,8 +111,8 @@ def operation_name(target: Any) -> str:
     known = _admitted(target) or SIZE_OPERATORS.get(name.removeprefix("python.")) is target
     if not known and name.removeprefix("aten.") not in _FILLED:
         raise UnsupportedOperation(
-            f"an operation `{target}` cannot be written to a file: it has no rule and is none of those that files may name. "
-            "Register a rule for it with `@favour.rule(...)`, also before loading."
+            f"an operation `{target}` cannot be written to a file: it has no rule and is none of those that files may "
+            "name. Register a rule for it with `@favour.rule(...)`, also before loading."
         )
     return name
 
@@ -128,8 +131,8 @@ def operation(name: str) -> Any:
         raise CorruptFile(f"the file uses an operation `{name[:80]}` that this version of torch does not have.")
     if not _admitted(found):
         raise CorruptFile(
-            f"the file uses an operation `{name[:80]}`, which has no rule and is none of those that files may name; if you "
-            "trust it, register a rule for it before loading."
+            f"the file uses an operation `{name[:80]}`, which has no rule and is none of those that files may name; "
+            "if you trust it, register a rule for it before loading."
         )
     return found
 
@@ -168,24 +171,20 @@ def _can_be_silent(schema: Any) -> bool:
 
 # Beyond those above, what a whole prediction takes once it is a program of its own: factorisations, and transposes of
 # linear operations, which torch has as their derivatives. None of them reads indices.
-_PROGRAM = frozenset(
-    """
+_PROGRAM = _names("""
     linalg_cholesky_ex linalg_cholesky linalg_solve_triangular linalg_qr linalg_eigh _linalg_eigh linalg_eigvalsh
     linalg_svd _linalg_svd linalg_vecdot cholesky_solve special_erfc special_expm1 tensordot kron block_diag
     avg_pool2d_backward avg_pool3d_backward _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward
-    """.split()
-)
+""")
 
 
 def program_operation(target: Any) -> None:
     """Raise `CorruptFile` unless a program that `favour.export` wrote may call this."""
     if _admitted(target) or target in _NUMBERS:
         return
-    name = str(target)
-    if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and functional(target):
-        if name.split(".")[1] in _PROGRAM:
-            return
-    raise CorruptFile(f"the graph calls `{name[:80]}`, which is not an operation that files may name")
+    known = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and functional(target)
+    if not known or str(target).split(".")[1] not in _PROGRAM:
+        raise CorruptFile(f"the graph calls `{str(target)[:80]}`, which is not an operation that files may name")
 
 
 def check_program_name(name: str) -> None:

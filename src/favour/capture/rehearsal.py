@@ -8,7 +8,7 @@ loading, in little time and no memory.
     largest tensor      the more of 1 GiB and 256 × the bytes of the file's tensors and of two rows of input
     all results         8 × that
     whole numbers       below 2⁶³, whatever sizes are multiplied
-    integer division    never truncating by a tensor: the least integer by −1 ends the process (a fault of the processor)
+    integer division    never truncating by a tensor: the least integer by −1 ends the process
 """
 
 from __future__ import annotations
@@ -146,14 +146,15 @@ class _Rehearsal:
     def _shape(self, node: Node) -> tuple[int, ...] | None:
         """The shape that the file gives a node, or None where its symbols follow from no input."""
         found = []
-        for size in node.shape or ():
-            if isinstance(size, str):
-                try:
-                    size = size_of(size, self.sizes)
-                except FavourError:
-                    if len(size) > 100 or _SYMBOL.fullmatch(size) is None:
-                        raise CorruptFile(f"`{node.name}` has a size {size[:80]!r}, which does not follow") from None
-                    return None
+        for written in node.shape or ():
+            try:
+                size = size_of(written, self.sizes)
+            except FavourError:
+                if _SYMBOL.fullmatch(str(written)) is None:
+                    raise CorruptFile(
+                        f"`{node.name}` has a size {str(written)[:80]!r}, which does not follow"
+                    ) from None
+                return None
             if type(size) is not int or not 0 <= size < 2**63:
                 raise CorruptFile(f"`{node.name}` has the shape {str(node.shape)[:80]}")
             found.append(size)

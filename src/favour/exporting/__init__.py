@@ -111,7 +111,7 @@ def export(
     with Progress(f"exporting to {os.path.basename(target)}") as progress, torch.no_grad():
         copy = private(predict)
         choices, belief = choose(copy, kind, level, noise, covariance, output)
-        lookups = find_lookups(getattr(predict, "predict", predict).graph)
+        lookups = find_lookups(_base(predict).graph)
         answer = Answer(copy, choices, lookups)
         inputs = input_ports(_base(copy), lookups)
         described = _description(answer, inputs, belief.mean, labels)  # runs it once: what is kept must not be traced

@@ -81,8 +81,8 @@ def _check_operation(node: Any) -> None:
         program_operation(node.target)
     except CorruptFile as error:
         raise UnsupportedOperation(
-            f"{error}: register a rule for it with `@favour.rule(...)`, also where the file is loaded, or rewrite that line "
-            "of the model."
+            f"{error}: register a rule for it with `@favour.rule(...)`, also where the file is loaded, or rewrite that "
+            "line of the model."
         ) from None
 
 

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from favour import predictive, scores
 from favour.belief import Belief
 from favour.calibration import Calibrated
-from favour.capture.lookups import Lookup, find_lookups, guarded, inside, input_range
+from favour.capture.lookups import Lookup, find_lookups, guarded, input_range, inside
 from favour.capture.node import Node
 from favour.confidence import check_level
 from favour.errors import InvalidType, InvalidValue, UnknownName, UnsupportedOperation
@@ -71,9 +71,7 @@ class Answer(nn.Module):
         if not self.lookups:
             return named
         good = inside(self.lookups, known(_base(self.predict), tensors), tensors[0].shape[0])
-        return {
-            name: torch.where(good.reshape(-1, *[1] * (t.ndim - 1)), t, float("nan")) for name, t in named.items()
-        }
+        return {name: torch.where(good.reshape(-1, *[1] * (t.ndim - 1)), t, float("nan")) for name, t in named.items()}
 
     def answer(self, *tensors: Tensor) -> dict[str, Tensor]:
         """The outputs, in which rows that look for what no table has mean nothing."""

@@ -92,7 +92,10 @@ def _example(node: Any) -> Any:
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return value
-    sizes = [s if isinstance(s, int) else _ROWS if i == 0 else max(2, int(s.node.hint or 2)) for i, s in enumerate(value.shape)]
+    sizes = [
+        s if isinstance(s, int) else _ROWS if i == 0 else max(2, int(s.node.hint or 2))
+        for i, s in enumerate(value.shape)
+    ]
     return torch.empty(sizes, dtype=value.dtype, device=META)
 
 

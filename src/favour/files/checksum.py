@@ -100,8 +100,8 @@ def expect_checksum(name: str, found: bool, promised: bool, again: str) -> None:
     """
     if promised and not found:
         raise CorruptFile(
-            f"`{name}` was written with a checksum and has none now: it was cut short, added to, or its end is damaged. "
-            "Copy it again from where it was whole."
+            f"`{name}` was written with a checksum and has none now: it was cut short, added to, or its end is "
+            "damaged. Copy it again from where it was whole."
         )
     if not found:
         warnings.warn(
@@ -123,6 +123,6 @@ def _digest(file: BinaryIO, length: int) -> bytes:
 
 def _damaged(name: str) -> CorruptFile:
     return CorruptFile(
-        f"`{name}` is damaged: its content does not fit its checksum. Copy it again from where it was whole, or write it "
-        "anew. (Tools that rewrite a file, optimisers of ONNX among them, change it too.)"
+        f"`{name}` is damaged: its content does not fit its checksum. Copy it again from where it was whole, or write "
+        "it anew. (Tools that rewrite a file, optimisers of ONNX among them, change it too.)"
     )

@@ -45,8 +45,8 @@ class Members:
             name = info.filename.split("/", 1)[-1]
             if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
                 raise CorruptFile(
-                    f"its member {name!r} is compressed ({info.compress_size} bytes for {info.file_size}), which favour "
-                    "never does; a file that grows when it is read is refused"
+                    f"its member {name!r} is compressed ({info.compress_size} bytes for {info.file_size}), which "
+                    "favour never does; a file that grows when it is read is refused"
                 )
             if info.flag_bits & 1:
                 raise CorruptFile(f"its member {name!r} is encrypted")

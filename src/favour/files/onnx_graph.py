@@ -24,7 +24,7 @@ _REFUSED = {
 
 
 def check_graph(content: bytes) -> None:
-    """Raise `CorruptFile` for what `favour.export` does not write; damage too deep to see here is the runtime's to find."""
+    """Raise `CorruptFile` for what `favour.export` does not write; other damage is the runtime's to find."""
     view = memoryview(content)
     for field, value in _fields(view):
         if field in (_MODEL_FUNCTIONS, _MODEL_TRAINING):

@@ -35,7 +35,11 @@ DTYPES: dict[str, torch.dtype] = {
     "ComplexDoubleStorage": torch.complex128,
     "ComplexFloatStorage": torch.complex64,
 }
-_TENSOR, _PARAMETER, _ORDERED = "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter", "collections OrderedDict"
+_TENSOR, _PARAMETER, _ORDERED = (
+    "torch._utils _rebuild_tensor_v2",
+    "torch._utils _rebuild_parameter",
+    "collections OrderedDict",
+)
 _NAMES = {_TENSOR, _PARAMETER, _ORDERED} | {f"torch {name}" for name in DTYPES}
 _FREE = 64 * 2**20  # bytes that tensors may hold together beyond four times those of the file
 
