@@ -67,7 +67,7 @@ def read_content(file: BinaryIO, name: str) -> dict[str, Any]:
         content = read_values(Members(file, sealed))
     except CorruptFile as error:
         words = str(error)
-        where = "" if words.startswith("`") else f"`{name}` is damaged, or no predictor file: "
+        where = "" if words.startswith(f"`{name}`") else f"`{name}` is damaged, or no predictor file: "
         raise CorruptFile(f"{where}{words.rstrip('.')}.") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CorruptFile(f"`{name}` was not written by `Predictor.save`.")

@@ -105,7 +105,7 @@ def read(path: str) -> tuple[torch.export.ExportedProgram, str | None, bool]:
         rehearse_program(program, len(content))
     except CorruptFile as error:
         words = str(error)
-        if words.startswith("`"):
+        if words.startswith(f"`{path}`"):
             raise
         raise CorruptFile(f"`{path}` is refused: {words}. Write such a file with `favour.export`.") from None
     except Exception as error:
