@@ -11,9 +11,9 @@ Every trial makes a bad file from a good one, loads it as a user would, predicts
 
     flips           one bit of one byte, anywhere in the file
     truncations     a file cut anywhere, or with bytes added
-    crafted         graphs: operations of torch's drawn at random with arguments that do not fit (negative, enormous, not a
-                    number, of another type), sizes, tensors and settings changed. They carry no checksum, as files of
-                    earlier versions do not, so that everything behind the checksum is met.
+    crafted         graphs: operations of torch's drawn at random with arguments that do not fit (negative, enormous,
+                    no number, of another type), sizes, tensors and settings changed. They carry no checksum, as files
+                    of earlier versions do not, so that everything behind the checksum is met.
     bombs           members that grow when they are read, tensors said to be larger than their bytes
 
 Workers are processes with 6 GiB of memory each; one that dies is a crash of the trial it was at, and is replaced.
@@ -47,6 +47,7 @@ import torch
 from torch import Tensor, nn
 
 import favour
+from favour.capture.operations import operation_name
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -112,7 +113,7 @@ def answer(path: Path, x: Tensor) -> list[np.ndarray]:
             belief = favour.load(path)(x)
         leaves = belief if isinstance(belief, tuple | list) else [belief]
         found = [t for b in leaves for t in ((b.mean, b.covariance_matrix) if isinstance(b, favour.Belief) else (b,))]
-        return [t.numpy() if isinstance(t, Tensor) else np.asarray(t) for t in found]
+        return [t.detach().numpy() if isinstance(t, Tensor) else np.asarray(t) for t in found]
     return list(favour.load_exported(path, **({"threads": 1} if path.suffix == ".onnx" else {}))(x).values())
 
 
@@ -195,8 +196,6 @@ def drawn_argument(dice: random.Random, kind: str, nodes: list[str]) -> Any:
 
 def add_call(graph: dict[str, Any], dice: random.Random, known: list[Any]) -> None:
     """One more call, whose result goes to the output, with the shape it has where torch can tell."""
-    from favour.capture.operations import operation_name
-
     op = dice.choice(known)
     while dice.random() < 0.7:  # mostly what gets past the list
         try:
@@ -239,6 +238,7 @@ def described(
         return float(inner) if kind == "float" else getattr(torch, inner) if kind == "torch" else torch.device("meta")
 
     try:
+        operation_name(op)  # others would end this process as well
         made = op(*map(value, args), **{k: value(v) for k, v in kwargs.items()})
         return [symbol if i == 0 and s == 2 else s for i, s in enumerate(made.shape)], str(made.dtype)[6:]
     except Exception:
@@ -270,7 +270,7 @@ def crafted_predictor(content: bytes, dice: random.Random, known: list[Any]) -> 
         values["store"][name] = dice.choice(
             [
                 tensor * float("nan"),
-                tensor[:0],
+                tensor.flatten()[:0],
                 tensor.double(),
                 tensor.expand(2, *tensor.shape),
                 tensor.flatten(),

@@ -13,7 +13,7 @@ from favour.errors import CorruptFile
 
 _MODEL_GRAPH, _MODEL_FUNCTIONS, _MODEL_TRAINING = 7, 25, 20
 _GRAPH_NODE, _GRAPH_TENSORS, _GRAPH_SPARSE = 1, 5, 15
-_NODE_OPERATOR, _NODE_ATTRIBUTE, _NODE_DOMAIN = 4, 5, 7
+_NODE_INPUT, _NODE_OPERATOR, _NODE_ATTRIBUTE, _NODE_DOMAIN = 1, 4, 5, 7
 _ATTRIBUTE_TENSORS, _ATTRIBUTE_GRAPHS, _ATTRIBUTE_SPARSE = (5, 10), (6, 11), (22, 23)
 _TENSOR_ELSEWHERE, _TENSOR_PLACE = 13, 14
 _STANDARD = (b"", b"ai.onnx")
@@ -21,6 +21,8 @@ _REFUSED = {
     *("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"),
     *("If", "Loop", "Scan", "SequenceMap"),
 }
+# The first input that an operator may go without, its name empty; a runtime that is not told better reads address 0.
+_OPTIONAL = {"Clip": 1, "Resize": 1, "Pad": 2, "Slice": 3, "LSTM": 3, "GRU": 3, "RNN": 3}
 
 
 def check_graph(content: bytes) -> None:
@@ -44,9 +46,14 @@ def _check(graph: memoryview) -> None:
 
 
 def _check_node(node: memoryview) -> None:
+    operator, inputs = "", []
     for field, value in _fields(node):
-        if field == _NODE_OPERATOR and bytes(_message(value)).decode("utf-8", "replace") in _REFUSED:
-            raise CorruptFile(f"its graph has the operator {bytes(_message(value)).decode()}")
+        if field == _NODE_OPERATOR:
+            operator = bytes(_message(value)).decode("utf-8", "replace")
+            if operator in _REFUSED:
+                raise CorruptFile(f"its graph has the operator {operator}")
+        if field == _NODE_INPUT:
+            inputs.append(bytes(_message(value)))
         if field == _NODE_DOMAIN and bytes(_message(value)) not in _STANDARD:
             raise CorruptFile(f"its graph has an operator of {bytes(_message(value))[:60]!r}, outside the standard")
         if field == _NODE_ATTRIBUTE:
@@ -55,6 +62,8 @@ def _check_node(node: memoryview) -> None:
                     raise CorruptFile("its graph has graphs or sparse tensors inside an operator")
                 if kind in _ATTRIBUTE_TENSORS:
                     _check_tensor(_message(inner))
+    if b"" in inputs[: _OPTIONAL.get(operator, len(inputs))]:
+        raise CorruptFile(f"its graph has an operator {operator[:40]!r} without an input that it needs")
 
 
 def _check_tensor(tensor: memoryview) -> None:
