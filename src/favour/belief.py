@@ -18,6 +18,7 @@ Arguments are checked in eager code only.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +26,7 @@ from typing import Any
 import torch
 import torch.distributions as td
 from torch import Tensor
-from torch.utils._pytree import GetAttrKey, register_pytree_node
+from torch.utils._pytree import GetAttrKey, register_pytree_node, tree_map
 
 from favour.confidence import ConfidenceRegion, check_level, chi_square_quantile
 from favour.covariance import (
@@ -347,6 +348,10 @@ class Belief:
     def detach(self) -> Belief:
         """Detaches from the autograd graph."""
         return Belief(self.mean.detach(), covariance=self.covariance.detach(), validate=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Belief:
+        """A belief with tensors of its own; those that were computed with gradients stay part of that computation."""
+        return tree_map(lambda t: copy.deepcopy(t, memo) if t.is_leaf else t.clone(), self)
 
     def __repr__(self) -> str:
         kind = type(self.covariance).__name__

@@ -4,6 +4,9 @@ So `except favour.FavourError` catches all of them, and code that already expect
 `TypeError` keeps working. Its warnings derive from `FavourWarning`, so that one filter holds for all of them.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 
 class FavourError(Exception):
     """The root of Favour's errors."""
@@ -52,8 +55,32 @@ class CorruptFile(FavourError, ValueError):
     """A file is not what it claims to be, or was damaged."""
 
 
+class FailedPrediction(FavourError, RuntimeError):
+    """What a model file asks for cannot be computed; the message says what torch or onnxruntime said."""
+
+
 class MissingExtra(FavourError, ImportError):
     """An optional package is not installed; the message says which extra brings it."""
+
+
+@contextlib.contextmanager
+def computing(file: str) -> Iterator[None]:
+    """Whatever goes wrong inside is what a file asked for: a `FailedPrediction`. Errors of ours, and a full GPU, pass.
+
+    Args:
+        file: Its name.
+    """
+    try:
+        yield
+    except FavourError:
+        raise
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which callers answer with smaller batches
+            raise
+        words = (str(error).strip().splitlines() or [""])[0][:300]
+        raise FailedPrediction(
+            f"what `{file}` describes cannot be computed for these inputs: {type(error).__name__}: {words}"
+        ) from error
 
 
 class FavourWarning(UserWarning):
@@ -86,6 +113,10 @@ class SilencedDropout(FavourWarning):
 
 class AmbiguousOutputs(FavourWarning):
     """Outputs look like probabilities where logits are expected; the message says how they were taken."""
+
+
+class UncheckedFile(FavourWarning):
+    """A file has no checksum, so damage to it may go unnoticed; the message says how to write it again."""
 
 
 class DeprecatedName(FavourWarning, DeprecationWarning):

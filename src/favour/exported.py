@@ -39,6 +39,7 @@ what `favour.export` writes (`favour.exporting.archive`), and refused where it h
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -49,8 +50,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from favour.errors import CorruptFile, InvalidType, InvalidValue, ShapeMismatch
+from favour.errors import CorruptFile, InvalidType, InvalidValue, ShapeMismatch, computing
 from favour.extras import require
+from favour.files.checksum import check_onnx, expect_checksum
+from favour.files.onnx_graph import check_graph
 
 METADATA = "favour"  # key of the ONNX metadata; with .json, the extra file of a .pt2
 FORMAT = 1
@@ -60,12 +63,19 @@ Arrays = list[npt.NDArray]
 
 @dataclass(frozen=True)
 class Port:
-    """A named input or output: numpy's name of its dtype, its shape with None for sizes that may change."""
+    """A named input or output: numpy's name of its dtype, its shape with None for sizes that may change.
+
+    Attributes:
+        least, most: Of whole numbers that are looked up in tables: one number each, or one for each entry of a row (in
+            a list, None where anything goes); None where nothing is known.
+    """
 
     name: str
     dtype: str
     shape: tuple[int | None, ...]
     meaning: str = ""
+    least: int | list[int | None] | None = None
+    most: int | list[int | None] | None = None
 
     @property
     def written_shape(self) -> str:
@@ -88,6 +98,7 @@ class Exported:
         self.level = None if described["level"] is None else float(described["level"])
         self.inputs = tuple(_port(p) for p in described["inputs"])
         self.outputs = tuple(_port(p) for p in described["outputs"])
+        self._lookups = bool(described.get("lookups"))
         self._run = run
 
     @property
@@ -104,7 +115,16 @@ class Exported:
         Raises:
             ShapeMismatch, InvalidType, InvalidValue: The arrays do not fit `inputs`, or hold NaN or infinity.
         """
-        results = self._run(self.check(*arrays, **named))
+        checked = self.check(*arrays, **named)
+        with computing(self.path):
+            results = self._run(checked)
+        if self._lookups:  # rows that ask for what no table has are NaN
+            rows = np.flatnonzero(np.isnan(results[0].reshape(len(results[0]), -1)).all(1))
+            if len(rows):
+                raise InvalidValue(
+                    f"{len(rows)} of {len(results[0])} rows, first {int(rows[0])}, look for what no table of the model "
+                    "has: a number in their inputs is negative or too large."
+                )
         return {port.name: result for port, result in zip(self.outputs, results, strict=True)}
 
     def check(self, *arrays: Any, **named: Any) -> Arrays:
@@ -178,12 +198,19 @@ def _load_onnx(path: str, threads: int | None, device: str) -> Exported:
             f"device {device!r} needs onnxruntime's {provider}, which this installation lacks; install "
             "onnxruntime-gpu, use device='cpu', or export a .pt2."
         )
+    with open(path, "rb") as file:
+        content = file.read()
+    sealed = check_onnx(content, path)
     try:
-        session = runtime.InferenceSession(path, options, providers=[provider])
+        check_graph(content)
+        session = runtime.InferenceSession(content, options, providers=[provider])
+        text = session.get_modelmeta().custom_metadata_map.get(METADATA)
+        inputs, outputs = [i.name for i in session.get_inputs()], {o.name for o in session.get_outputs()}
+    except CorruptFile as error:
+        raise CorruptFile(f"`{path}` is refused: {error}. Write such a file with `favour.export`.") from None
     except Exception as error:  # onnxruntime's own classes derive from Exception alone
         raise CorruptFile(f"`{path}` is not a sound ONNX file: {_first_line(error)}") from error
-    described = _described(path, session.get_modelmeta().custom_metadata_map.get(METADATA))
-    inputs, outputs = [i.name for i in session.get_inputs()], {o.name for o in session.get_outputs()}
+    described = _described(path, text, sealed)
     names = [p["name"] for p in described["inputs"]], [p["name"] for p in described["outputs"]]
     if inputs != names[0] or not outputs.issuperset(names[1]):
         raise CorruptFile(f"`{path}` describes inputs and outputs {names} that its graph does not have.")
@@ -195,8 +222,8 @@ def _load_onnx(path: str, threads: int | None, device: str) -> Exported:
 def _load_pt2(path: str, device: str) -> Exported:
     from favour.exporting.archive import read
 
-    program, text = read(path)
-    described = _described(path, text)
+    program, text, sealed = read(path)
+    described = _described(path, text, sealed)
     if device != "cpu":
         from torch.export.passes import move_to_device_pass
 
@@ -212,8 +239,8 @@ def _load_pt2(path: str, device: str) -> Exported:
     return Exported(path, "pt2", described, run)
 
 
-def _described(path: str, text: str | None) -> dict[str, Any]:
-    """The description that `favour.export` left, its shape checked."""
+def _described(path: str, text: str | None, sealed: bool) -> dict[str, Any]:
+    """The description that `favour.export` left, its shape checked, and whether its checksum is there."""
     if not text:
         raise CorruptFile(f"`{path}` holds no description by favour; write the file with `favour.export`.")
     try:
@@ -232,12 +259,43 @@ def _described(path: str, text: str | None) -> dict[str, Any]:
         raise
     except Exception as error:
         raise CorruptFile(f"the description in `{path}` is damaged: {type(error).__name__}: {error}") from error
+    expect_checksum(path, sealed, described.get("checksum") is True, "Export it again with `favour.export`.")
     return described
 
 
 def _port(described: Mapping[str, Any]) -> Port:
     shape = tuple(None if s is None else int(s) for s in described["shape"])
-    return Port(str(described["name"]), str(described["dtype"]), shape, str(described.get("meaning", "")))
+    least, most = (_bound(described.get(side), shape) for side in ("least", "most"))
+    return Port(str(described["name"]), str(described["dtype"]), shape, str(described.get("meaning", "")), least, most)
+
+
+def _bound(value: Any, shape: tuple[int | None, ...]) -> int | list[int | None] | None:
+    if value is None or type(value) is int:
+        return value
+    entries = math.prod(s or 0 for s in shape[1:])
+    if len(value) != entries or not all(v is None or type(v) is int for v in value):
+        raise ValueError(f"{len(value)} bounds for {entries} entries")
+    return list(value)
+
+
+def _check_range(port: Port, array: npt.NDArray) -> None:
+    """Raise for whole numbers that no table of the model has a row for."""
+    if port.least is None or port.most is None or not array.size:
+        return
+    low, high = (
+        side
+        if isinstance(side, int)
+        else np.array([none if v is None else v for v in side], dtype=np.int64).reshape(array.shape[1:])
+        for side, none in ((port.least, -(2**63)), (port.most, 2**63 - 1))
+    )
+    bad = np.argwhere((array < low) | (array > high))
+    if len(bad):
+        where = tuple(bad[0])
+        least, most = (int(np.broadcast_to(side, array.shape)[where]) for side in (low, high))
+        raise InvalidValue(
+            f"input `{port.name}` holds {array[where]} at index {[int(i) for i in where]}; the model looks it up in a "
+            f"table and knows {least} to {most}. {len(np.unique(bad[:, 0]))} of {len(array)} rows hold such numbers."
+        )
 
 
 def _fitting(port: Port, given: Any) -> npt.NDArray:
@@ -273,6 +331,7 @@ def _fitting(port: Port, given: Any) -> npt.NDArray:
         raise InvalidValue(f"input `{port.name}` holds numbers too large for {port.dtype}.")
     if wanted.kind in "iu" and array.dtype.kind in "iu" and not np.array_equal(converted, array):
         raise InvalidValue(f"input `{port.name}` holds whole numbers too large for {port.dtype}.")
+    _check_range(port, converted)
     return converted
 
 

@@ -7,6 +7,7 @@ moving it to another device or dtype gives it copies of its own and leaves the m
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,8 +22,9 @@ from favour import across, classes, intervals
 from favour.attribution import Attribution
 from favour.belief import Belief
 from favour.capture.ending import Ending
+from favour.capture.lookups import Lookup, check_lookups, find_lookups
 from favour.capture.node import Graph, Node
-from favour.errors import ChangedModel, FavourError, InvalidType, InvalidValue, StalePredictor
+from favour.errors import ChangedModel, FavourError, InvalidType, InvalidValue, StalePredictor, computing
 from favour.following import Origin, Structure, Values, same_graph
 from favour.head import Head, find_head
 from favour.inspect.selfcheck import SelfCheck
@@ -82,6 +84,8 @@ class Predictor(nn.Module):
         self._heads: tuple[Graph, dict[int | None, Head | None]] | None = None
         self._sizes: dict[str, int] = {}  # of the example, for `auto`
         self._warm = True  # whether what is kept between calls exists, so that memory can be measured
+        self._lookups: tuple[Graph, list[Lookup]] | None = None  # of inputs in tables, and the graph they are of
+        self.file: str | None = None  # that it was loaded from
         self.checked = SelfCheck()  # against samples, when it was compiled
         self._together: list[Predictor] = []  # over all outputs at once, in a list for the same reason
         self._as_classes: list[Predictor] = []  # over class scores, likewise
@@ -154,7 +158,8 @@ class Predictor(nn.Module):
         if self._seen.changed(tensors.values()):
             self.forget()
         for name, tensor in tensors.items():
-            self._check_finite(name, tensor)
+            if not name.startswith("constant."):  # a mask that the code made may well hold infinities
+                self._check_finite(name, tensor)
         if self._origin is not None and not self._origin.structure.same():
             self._check_structure(self._origin)
 
@@ -265,14 +270,28 @@ class Predictor(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Predict; the arguments are the model's, and any tensor among them may be a `Belief`."""
+        if self.file is None or torch.compiler.is_compiling():
+            return self._answer(args, kwargs)
+        with computing(self.file):
+            return self._answer(args, kwargs)
+
+    def _answer(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         leaves = self._leaves(args, kwargs)
         if not torch.compiler.is_compiling():
             self.follow()
             check_inputs(self.graph, leaves)
+            self._check_lookups(leaves)
         posterior = self.posterior()
         pieces = [self._predict(part, posterior) for part in slices(self, leaves, posterior)]
         joined = [_joined(parts) for parts in zip(*pieces, strict=True)] if len(pieces) > 1 else pieces[0]
         return pytree.tree_unflatten(joined, self.graph.out_spec)
+
+    def _check_lookups(self, leaves: list[Any]) -> None:
+        """Raise where whole numbers among the inputs ask for rows that tables do not have."""
+        if self._lookups is None or self._lookups[0] is not self.graph:
+            self._lookups = self.graph, find_lookups(self.graph)
+        if self._lookups[1] and not any(isinstance(leaf, Belief) for leaf in leaves):
+            check_lookups(self._lookups[1], graph_values(self.graph, self.store, leaves, self.given)[0])
 
     def joint_outputs(self, *args: Any, **kwargs: Any) -> Joint:
         """One belief over all outputs of the model, with the covariance between them.
@@ -593,11 +612,29 @@ class Predictor(nn.Module):
         return pytree.tree_unflatten(drawn, self.graph.out_spec)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the whole predictor: graph, tensors, posterior and settings. No code is pickled; see `favour.load`."""
+        """Write the whole predictor: graph, tensors, posterior and settings. No code is pickled; see `favour.load`.
+
+        The file carries a checksum, and takes the place of an earlier one in one step, also where several processes
+        save to one path.
+        """
         from favour.saving import save
 
-        self.follow()
         save(self, path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle, `torch.save` and other processes: the bytes of a saved file, without the model and its code."""
+        from favour.saving import from_bytes, to_bytes
+
+        return from_bytes, (to_bytes(self), str(self.device)), {"checked": self.checked, "training": self.training}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Predictor:
+        """A predictor of a copy of the model: the copy that belongs to it, where both are copied together."""
+        for spec in (self.graph.in_spec, self.graph.out_spec):
+            memo[id(spec)] = spec  # never changed, and torch's copy of one warns
+        twin = self.__class__.__new__(self.__class__)
+        memo[id(self)] = twin
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return twin
 
 
 def _joined(parts: tuple[Any, ...]) -> Any:

@@ -1,30 +1,80 @@
-"""Predictors in files: tensors, and descriptions in JSON. No code is written and none is executed."""
+"""Predictors in files: tensors, and descriptions in JSON. No code is written and none is executed.
+
+A file is written in one step and carries a checksum (`favour.files`). What is read is held against what a predictor of
+`favour.compile` is: operations that are admitted, shapes that fit, posteriors that are sound, numbers that are finite.
+
+`pickle`, `torch.save`, `copy.deepcopy` and processes that are sent a predictor go the same way: its pickle is the bytes
+of such a file and the name of the function that reads them.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
-from favour.capture.graph_io import graph_from_json, graph_to_json, read_file, write_file
-from favour.errors import CorruptFile
+from favour.capture.graph_io import (
+    graph_from_json,
+    graph_to_json,
+    read_content,
+    read_file,
+    write_content,
+    write_file,
+)
+from favour.capture.node import DROPOUTS, Graph, Node
+from favour.capture.rehearsal import rehearse
+from favour.errors import CorruptFile, FavourError, InvalidValue
 from favour.methods.settings import Settings
 from favour.posterior import Posterior
 from favour.predictor import Predictor
+from favour.rules.dropout import check_rate
 
 
 def save(predictor: Predictor, path: str | os.PathLike[str]) -> None:
     """Write a predictor."""
+    write_file(path, _content(predictor))
+
+
+def to_bytes(predictor: Predictor) -> bytes:
+    """What `save` writes."""
+    file = io.BytesIO()
+    write_content(file, _content(predictor))
+    return file.getvalue()
+
+
+def from_bytes(content: bytes, device: str = "cpu") -> Predictor:
+    """The predictor whose `to_bytes` was `content`. Named in pickles of predictors."""
+    name = "the pickled predictor"
+    return _predictor(read_content(io.BytesIO(content), name), name).to(device)
+
+
+def load(path: str | os.PathLike[str]) -> Predictor:
+    """Read a predictor that `Predictor.save` wrote. Executes no code from the file.
+
+    Raises:
+        CorruptFile: Not such a file, damaged, or from a newer version.
+
+    Warns:
+        UncheckedFile: The file was written by an earlier version, without a checksum.
+    """
+    return _predictor(read_file(path), os.fspath(path))
+
+
+def _content(predictor: Predictor) -> dict[str, Any]:
+    predictor.follow()
     arguments: dict[str, Tensor] = {}
     described = graph_to_json(predictor.graph, arguments)
     posterior_tensors, posterior_description = predictor.posterior().state()
     settings, settings_tensors = predictor.settings.describe()
-    content = {
+    return {
         "graph": json.dumps(described),
         "settings": json.dumps(settings),
         "posterior": json.dumps(posterior_description),
-        "store": {k: v.detach() for k, v in predictor.store.state_dict().items()},
+        "store": dict(predictor.store.state_dict()),
         "parameters": {k: p.requires_grad for k, p in predictor.store.named_parameters()},
         "constants": list(predictor.graph.constants),
         "arguments": arguments,
@@ -33,36 +83,59 @@ def save(predictor: Predictor, path: str | os.PathLike[str]) -> None:
         "starts": dict(predictor._starts),
         "sizes": dict(predictor._sizes),
     }
-    write_file(path, content)
 
 
-def load(path: str | os.PathLike[str]) -> Predictor:
-    """Read a predictor that `Predictor.save` wrote. Executes no code from the file.
-
-    Raises:
-        CorruptFile: Not such a file, damaged, or from a newer version.
-    """
-    content = read_file(path)
+def _predictor(content: Mapping[str, Any], name: str) -> Predictor:
     try:
-        constants = {name: content["store"][f"constant.{name}".replace(".", "/")] for name in content["constants"]}
-        graph = graph_from_json(json.loads(content["graph"]), content["arguments"], constants)
-        settings = Settings.restore(json.loads(content["settings"]), content["settings_tensors"])
+        store = _tensors(content, "store")
+        constants = {str(key): store[f"constant.{key}".replace(".", "/")] for key in content["constants"]}
+        graph = graph_from_json(json.loads(content["graph"]), _tensors(content, "arguments"), constants)
+        settings = Settings.restore(json.loads(content["settings"]), _tensors(content, "settings_tensors"))
         settings.validate()
-        posterior = Posterior.from_state(content["posterior_tensors"], json.loads(content["posterior"]))
+        posterior = Posterior.from_state(_tensors(content, "posterior_tensors"), json.loads(content["posterior"]))
+        sizes = {str(k): int(v) for k, v in content.get("sizes", {}).items()}
         predictor = Predictor(graph, settings, posterior, None)
-        for key, tensor in content["store"].items():
+        for key, tensor in store.items():
             trained = content["parameters"].get(key)
-            predictor.store.put(key.replace("/", "."), tensor if trained is None else nn.Parameter(tensor, trained))
-        missing = [
-            n.target for n in graph.nodes if n.kind in ("parameter", "buffer") and not predictor.store.has(n.target)
-        ]
-        if missing:
-            raise KeyError(", ".join(missing))
-        predictor._starts = dict(content["starts"])
-        predictor._sizes = {str(k): int(v) for k, v in content.get("sizes", {}).items()}
-    except CorruptFile:
-        raise
+            predictor.store.put(
+                key.replace("/", "."), tensor if trained is None else nn.Parameter(tensor, bool(trained))
+            )
+        held = {n: predictor.store.take(_key(n)) for n in graph.nodes if n.kind in ("parameter", "buffer", "constant")}
+        rehearse(graph, {node.name: tensor for node, tensor in held.items()}, sizes)
+        _check_values(graph, held, posterior)
+        predictor._starts = _tensors(content, "starts")
+        predictor._sizes, predictor.file = sizes, name
+        predictor.prepare()
     except Exception as error:
-        raise CorruptFile(f"`{os.fspath(path)}` is incomplete: {type(error).__name__}: {error}") from error
-    predictor.prepare()
+        words = str(error) if isinstance(error, FavourError) else f"{type(error).__name__}: {error}"
+        raise CorruptFile(f"`{name}` is incomplete or damaged: {words}") from error
     return predictor
+
+
+def _key(node: Node) -> str:
+    """The name of a tensor in the store."""
+    return f"constant.{node.target}" if node.kind == "constant" else str(node.target)
+
+
+def _check_values(graph: Graph, held: Mapping[Node, Tensor], posterior: Posterior) -> None:
+    """What `favour.compile` checks of a model: numbers are finite, posteriors fit and are sound, rates are rates."""
+    parameters = {str(node.target): tensor for node, tensor in held.items() if node.kind != "constant"}
+    for name, tensor in parameters.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise InvalidValue(f"parameter `{name}` of shape {tuple(tensor.shape)} holds NaN or infinity")
+    if {*posterior.names, *posterior.means} <= parameters.keys():
+        posterior.validate(parameters)
+    else:  # a bias that the graph never reads beside a weight that it does
+        for key, gaussian in posterior.gaussians.items():
+            gaussian.validate(str(key))
+    for node in graph.nodes:
+        rate = held.get(node.args[1]) if node.kind == "call" and node.target in DROPOUTS else None
+        if rate is not None:
+            check_rate(rate, node.place)
+
+
+def _tensors(content: Mapping[str, Any], name: str) -> dict[str, Tensor]:
+    found = content[name]
+    if not isinstance(found, dict) or not all(isinstance(k, str) and isinstance(t, Tensor) for k, t in found.items()):
+        raise CorruptFile(f"its {name} are not tensors by name")
+    return {key: tensor.detach() for key, tensor in found.items()}

@@ -23,6 +23,7 @@ _OPERATORS = {
     ast.Pow: operator.pow,
     ast.Mod: operator.mod,
 }
+_LONGEST, _LARGEST_POWER = 1000, 16  # of an expression in characters; a file may hold any
 _FUNCTIONS: dict[str, Callable[..., int]] = {"Max": max, "Min": min, "Mod": operator.mod}
 
 
@@ -42,14 +43,20 @@ def size_of(size: int | str, sizes: Mapping[str, int]) -> int:
         if isinstance(e, ast.Name) and e.id in sizes:
             return sizes[e.id]
         if isinstance(e, ast.BinOp) and type(e.op) in _OPERATORS:
-            return _OPERATORS[type(e.op)](value(e.left), value(e.right))
+            left, right = value(e.left), value(e.right)
+            if not isinstance(e.op, ast.Pow) or 0 <= right <= _LARGEST_POWER:
+                return _OPERATORS[type(e.op)](left, right)
         if isinstance(e, ast.UnaryOp) and isinstance(e.op, ast.USub):
             return -value(e.operand)
         if isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and e.func.id in _FUNCTIONS and not e.keywords:
             return _FUNCTIONS[e.func.id](*map(value, e.args))
         raise UnsupportedOperation(f"the size `{size}` does not follow from the sizes of the inputs, {dict(sizes)}.")
 
-    return size if isinstance(size, int) else value(ast.parse(size, mode="eval"))
+    if isinstance(size, int):
+        return size
+    if len(size) > _LONGEST:
+        raise UnsupportedOperation(f"a size is an expression of {len(size)} characters; at most {_LONGEST} are read.")
+    return value(ast.parse(size, mode="eval"))
 
 
 def entries(shape: Sequence[int | str], sizes: Mapping[str, int]) -> int:

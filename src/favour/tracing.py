@@ -1,4 +1,4 @@
-"""What `torch.compile` is told about our functions, without importing the compiler.
+"""What torch's tracers are told about our functions, and when they may run.
 
 `torch.compiler.assume_constant_result` does the same as `constant`, but loads the whole of `torch._dynamo` (a second of
 start-up) in order to set one attribute.
@@ -6,8 +6,14 @@ start-up) in order to set one attribute.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TypeVar
+
+# Held around every use of `torch.export`. Its tracer puts a dispatch mode on a stack that the whole process shares
+# (`torch._ops._mode_stack_state_for_pre_dispatch`), and patches modules while it runs, so a second one fails half-way.
+# Predictions go on meanwhile: the mode concerns only the thread that traces.
+TRACING = threading.RLock()
 
 F = TypeVar("F", bound=Callable[..., object])
 

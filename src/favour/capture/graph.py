@@ -33,6 +33,7 @@ from favour.capture.node import DROPOUTS, Graph, Node, draws_numbers, nodes_in, 
 from favour.capture.recurrent import check_recurrent, unroll
 from favour.capture.silent import quiet, warn_of_functions
 from favour.errors import CaptureError, FavourError, InvalidType, InvalidValue, UnsupportedOperation
+from favour.tracing import TRACING
 
 __all__ = [
     "DROPOUTS",
@@ -161,7 +162,7 @@ def capture(model: nn.Module, example: Any, *, dynamic: Dynamic = None) -> Graph
     arg_shapes, kwarg_shapes = pytree.tree_unflatten(shapes, in_spec)
     named_shapes = signature.bind(*arg_shapes, **kwarg_shapes).arguments
     try:
-        with warnings.catch_warnings(), torch.no_grad(), _plain_einsum():
+        with TRACING, warnings.catch_warnings(), torch.no_grad(), _plain_einsum():
             warnings.simplefilter("ignore")
             exported = torch.export.export(
                 clone,

@@ -1,90 +1,80 @@
 """Predictor files: a captured graph as JSON beside plain tensors, so that nothing in a file is ever executed.
 
-Only names of operations are written. Reading resolves them among aten's operators, those that have a rule,
-and a fixed list of Python operators on sizes: a file can name an operation but never bring one, nor one
-that reads or writes files.
+Only names of operations are written. Reading looks them up among those that `favour.capture.operations` admits: a file
+can name an operation but never bring one. A checksum covers the whole file (`favour.files.checksum`).
 """
 
 from __future__ import annotations
 
 import json
 import math
-import operator
 import os
-import zipfile
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from favour.capture.graph import Graph, Node
+from favour.capture.operations import operation, operation_name, without_memory_format
 from favour.errors import CorruptFile, UnsupportedOperation
-from favour.rules.registry import RULES
+from favour.files.checksum import check_archive, expect_checksum, seal_archive
+from favour.files.members import Members
+from favour.files.replacing import replaced
+from favour.files.tensors import read_values
 
 FORMAT = "favour-predictor"
 VERSION = 1
 
-_SIZE_OPERATORS = {
-    f.__name__: f
-    for f in (
-        operator.getitem,
-        operator.add,
-        operator.sub,
-        operator.mul,
-        operator.floordiv,
-        operator.truediv,
-        operator.mod,
-        operator.neg,
-        operator.pow,
-        operator.eq,
-        operator.ne,
-        operator.lt,
-        operator.le,
-        operator.gt,
-        operator.ge,
-        math.ceil,
-        math.floor,
-        torch.sym_max,
-        torch.sym_min,
-        torch.sym_int,
-        torch.sym_float,
-    )
-}
 
-_FORBIDDEN = {"from_file", "_print"}
+def write_file(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
+    """Write a file of plain values and tensors, with a checksum and in one step: a crash leaves an earlier one."""
+    with replaced(path) as temporary, open(temporary, "wb+") as file:
+        write_content(file, content)
 
 
-def write_file(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
-    """Write a file of plain values and tensors, in one piece: a crash leaves an earlier file as it was."""
-    temporary = f"{os.fspath(path)}.part"
-    try:
-        torch.save({"format": FORMAT, "version": VERSION, **content}, temporary)
-        os.replace(temporary, path)
-    finally:
-        if os.path.exists(temporary):
-            os.remove(temporary)
+def write_content(file: BinaryIO, content: Mapping[str, Any]) -> None:
+    """As `write_file`, to a file open for writing and reading."""
+    torch.save({"format": FORMAT, "version": VERSION, "checksum": True, **_dense(content)}, file)
+    seal_archive(file)
+
+
+def _dense(value: Any) -> Any:
+    """Plain tensors that hold no number twice."""
+    if isinstance(value, Mapping):
+        return {key: _dense(item) for key, item in value.items()}
+    if isinstance(value, Tensor):
+        repeats = any(step == 0 and size > 1 for step, size in zip(value.stride(), value.shape, strict=True))
+        return value.detach().contiguous() if repeats else value.detach()
+    return value
 
 
 def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What `write_file` wrote. Pickled code in the file is refused, not run.
+    """What `write_file` wrote. Code in the file is refused, not run.
 
     Raises:
         CorruptFile: Not such a file, damaged, or from a newer version.
     """
-    name = os.fspath(path)
+    with open(path, "rb") as file:
+        return read_content(file, os.fspath(path))
+
+
+def read_content(file: BinaryIO, name: str) -> dict[str, Any]:
+    """As `read_file`, from an open file."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (FileNotFoundError, IsADirectoryError, PermissionError):
-        raise
-    except Exception as error:
-        kind = "damaged, or holds code" if zipfile.is_zipfile(path) else "no predictor file"
-        raise CorruptFile(f"`{name}` is {kind}: {type(error).__name__}: {error}") from error
+        sealed = check_archive(file, name)
+        content = read_values(Members(file, sealed))
+    except CorruptFile as error:
+        words = str(error)
+        where = "" if words.startswith(f"`{name}`") else f"`{name}` is damaged, or no predictor file: "
+        raise CorruptFile(f"{where}{words.rstrip('.')}.") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CorruptFile(f"`{name}` was not written by `Predictor.save`.")
     version = content.get("version")
     if not isinstance(version, int) or version > VERSION:
         raise CorruptFile(f"`{name}` has format version {version}; this favour reads up to {VERSION}. Upgrade favour.")
+    expect_checksum(name, sealed, content.get("checksum") is True, "Save it again: `favour.load(path).save(path)`.")
     return content
 
 
@@ -116,31 +106,6 @@ def _names_enumeration(context: Any) -> bool:
     if isinstance(context, dict):
         return "__enum__" in context or any(map(_names_enumeration, context.values()))
     return isinstance(context, list) and any(map(_names_enumeration, context))
-
-
-def _target_name(target: Any) -> str:
-    if isinstance(target, torch._ops.OpOverload):
-        return str(target)
-    name = getattr(target, "__name__", "")
-    if _SIZE_OPERATORS.get(name) is target:
-        return f"python.{name}"
-    raise UnsupportedOperation(f"an operation `{target}` cannot be written to a file.")
-
-
-def _target(name: str) -> Any:
-    namespace, _, rest = name.partition(".")
-    if namespace == "python" and rest in _SIZE_OPERATORS:
-        return _SIZE_OPERATORS[rest]
-    packet, _, overload = rest.rpartition(".")
-    found = getattr(getattr(getattr(torch.ops, namespace, None), packet, None), overload, None)
-    if not isinstance(found, torch._ops.OpOverload):
-        raise CorruptFile(f"the file uses an operation `{name}` that this version of torch does not have.")
-    if found not in RULES and (namespace not in ("aten", "favour") or packet in _FORBIDDEN):
-        raise CorruptFile(
-            f"the file uses an operation `{name}`, which is outside aten and has no rule; if you trust it, "
-            "register a rule for it before loading."
-        )
-    return found
 
 
 def encode(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -185,7 +150,7 @@ def decode(value: Any, nodes: dict[str, Node], tensors: dict[str, Tensor]) -> An
             raise CorruptFile(f"the file names `torch.{content}`, which is no dtype, layout or memory format.")
         return found
     if kind == "device":
-        return torch.device(content)
+        return torch.device(content)  # which ones may be is decided where the graph is rehearsed
     if kind == "tuple":
         return tuple(decode(v, nodes, tensors) for v in content)
     if kind == "dict":
@@ -203,7 +168,7 @@ def graph_to_json(graph: Graph, tensors: dict[str, Tensor]) -> dict[str, Any]:
             {
                 "name": node.name,
                 "kind": node.kind,
-                "target": _target_name(node.target) if node.kind == "call" else node.target,
+                "target": operation_name(node.target) if node.kind == "call" else node.target,
                 "args": encode(list(node.args), tensors),
                 "kwargs": encode(node.kwargs, tensors),
                 "shape": None if node.shape is None else list(node.shape),
@@ -232,13 +197,21 @@ def graph_from_json(data: dict[str, Any], tensors: dict[str, Tensor], constants:
     table: dict[str, Node] = {}
     try:
         for item in data["nodes"]:
+            shape = item["shape"]
+            texts = (item["name"], item["kind"], item["target"], item["module"], item["where"])
+            if not all(isinstance(text, str) for text in texts) or item["name"] in table:
+                raise CorruptFile(
+                    f"the file has a node {str(item['name'])[:80]!r} that is described wrongly, or twice."
+                )
+            if shape is not None and not all(type(size) in (int, str) for size in shape):
+                raise CorruptFile(f"the file gives `{item['name']}` the shape {str(shape)[:80]}.")
             node = Node(
                 item["name"],
                 item["kind"],
-                _target(item["target"]) if item["kind"] == "call" else item["target"],
+                operation(item["target"]) if item["kind"] == "call" else item["target"],
                 tuple(decode(item["args"], table, tensors)),
-                decode(item["kwargs"], table, tensors),
-                None if item["shape"] is None else tuple(item["shape"]),
+                without_memory_format(item["target"], decode(item["kwargs"], table, tensors)),
+                None if shape is None else tuple(shape),
                 None if item["dtype"] is None else decode({"torch": item["dtype"]}, table, tensors),
                 item["module"],
                 item["where"],

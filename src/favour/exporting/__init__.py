@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from favour.calibration import Calibrated
+from favour.capture.lookups import find_lookups
 from favour.errors import CaptureError, InvalidValue, ShapeMismatch, UnsupportedOperation
 from favour.exported import FORMAT, Exported, Port, load_exported
 from favour.exporting.module import (
@@ -35,8 +36,10 @@ from favour.exporting.module import (
     private,
 )
 from favour.exporting.plain import Plain, simplified
+from favour.files.replacing import replaced
 from favour.predictor import Predictor
 from favour.progress import Progress
+from favour.tracing import TRACING
 
 __all__ = ["export"]
 
@@ -109,22 +112,18 @@ def export(
     with Progress(f"exporting to {os.path.basename(target)}") as progress, torch.no_grad():
         copy = private(predict)
         choices, belief = choose(copy, kind, level, noise, covariance, output)
-        answer = Answer(copy, choices)
-        inputs = input_ports(_base(copy))
+        lookups = find_lookups(_base(predict).graph)
+        answer = Answer(copy, choices, lookups)
+        inputs = input_ports(_base(copy), lookups)
         described = _description(answer, inputs, belief.mean, labels)  # runs it once: what is kept must not be traced
         progress.stage("tracing")
         program = _traced(answer, form)
         progress.stage("writing")
-        temporary = f"{os.path.splitext(target)[0]}.part{form}"
-        try:
+        with replaced(target) as temporary:
             write(program, temporary, described, dynamic_names(_base(copy)))
             if check:
                 progress.stage("checking")
                 _compare(answer, load_exported(temporary, threads=1), target)
-            os.replace(temporary, target)
-        finally:
-            if os.path.exists(temporary):
-                os.remove(temporary)
     return target
 
 
@@ -144,7 +143,7 @@ def _traced(answer: Answer, form: str) -> torch.export.ExportedProgram:
     dynamic, allowed = torch.export.Dim.DYNAMIC, torch.export.Dim.AUTO
     shapes = tuple({i: dynamic if i == 0 else allowed for i in table} for table in dynamic_names(base))
     try:
-        with warnings.catch_warnings():
+        with TRACING, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Plain() if form == ".onnx" else contextlib.nullcontext():
                 traced = torch.export.export(answer.eval(), tensors, dynamic_shapes=(shapes,), strict=False)
@@ -190,13 +189,19 @@ def _description(answer: Answer, inputs: Sequence[Port], mean: Tensor, labels: S
     which = " of observations" if calibrated or choices.noise else " of the network's spread, not of observations"
     return {
         "format": FORMAT,
+        "checksum": True,
         "favour": favour.__version__,
         "kind": REGRESSION if choices.link is None else "classification",
         "link": choices.link,
         "classes": classes,
         "labels": labels,
         "level": choices.level if choices.link is None else None,
-        "inputs": [{"name": p.name, "dtype": p.dtype, "shape": list(p.shape)} for p in inputs],
+        "inputs": [
+            {"name": p.name, "dtype": p.dtype, "shape": list(p.shape)}
+            | ({} if p.least is None else {"least": p.least, "most": p.most})
+            for p in inputs
+        ],
+        "lookups": bool(answer.lookups),
         "outputs": [
             {
                 "name": name,

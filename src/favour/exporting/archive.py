@@ -27,8 +27,13 @@ from typing import Any
 
 import torch
 
-from favour.errors import CorruptFile
+from favour.capture.operations import check_program_name, program_operation
+from favour.errors import CorruptFile, UnsupportedOperation
 from favour.exported import METADATA
+from favour.exporting.rehearsal import rehearse_program
+from favour.files.checksum import check_archive, seal_archive
+from favour.files.members import Members
+from favour.tracing import TRACING
 
 _EXTRA = f"{METADATA}.json"
 _MODEL, _SAMPLES = "models/model.json", "data/sample_inputs/model.pt"
@@ -50,6 +55,7 @@ _SIZE = re.compile(
     r"|Unequality|Lt|Le|Gt|Ge|StrictLessThan|LessThan|StrictGreaterThan|GreaterThan|And|Or|Not|Rational|positive|integer"
     r"|nonnegative|evaluate|True|False)\b|'[a-z]{1,4}\d+'|\b[a-z]\d+\b|\b\d+\b|[-+*(),= <>])*"
 )
+_POWER = re.compile(r"Pow\(Symbol\('[a-z]{1,4}\d+'(, \w+=True)*\), Integer\(\d\)\)")
 _SPECS = {"builtins.tuple", "builtins.list", "builtins.dict", None}
 
 
@@ -58,15 +64,30 @@ def write(
 ) -> None:
     """Write a program with favour's description, without stack traces and sample inputs."""
     for node in program.graph.nodes:
+        if node.op == "call_function":
+            _check_operation(node)
         node.meta = {key: node.meta[key] for key in ("val",) if key in node.meta}
     program._example_inputs = None
-    with warnings.catch_warnings(), _quiet():
-        warnings.simplefilter("ignore")
-        torch.export.save(program, path, extra_files={_EXTRA: json.dumps(described)})
+    with open(path, "wb+") as file:
+        with TRACING, warnings.catch_warnings(), _quiet():
+            warnings.simplefilter("ignore")
+            torch.export.save(program, file, extra_files={_EXTRA: json.dumps(described)})
+        seal_archive(file)
 
 
-def read(path: str) -> tuple[torch.export.ExportedProgram, str | None]:
-    """The program and favour's description.
+def _check_operation(node: Any) -> None:
+    """Raise `UnsupportedOperation` for what `read` would refuse."""
+    try:
+        program_operation(node.target)
+    except CorruptFile as error:
+        raise UnsupportedOperation(
+            f"{error}: register a rule for it with `@favour.rule(...)`, also where the file is loaded, or rewrite that "
+            "line of the model."
+        ) from None
+
+
+def read(path: str) -> tuple[torch.export.ExportedProgram, str | None, bool]:
+    """The program, favour's description, and whether a checksum was right.
 
     Raises:
         CorruptFile: The file is damaged or holds something `write` does not write.
@@ -74,17 +95,23 @@ def read(path: str) -> tuple[torch.export.ExportedProgram, str | None]:
     with open(path, "rb") as file:
         content = file.read()
     try:
+        sealed = check_archive(io.BytesIO(content), path)
+        Members(io.BytesIO(content), sealed).check()
         check(content)
         extra = {_EXTRA: ""}
-        with warnings.catch_warnings(), _quiet():
+        with TRACING, warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")
             program = torch.export.load(io.BytesIO(content), extra_files=extra)
+        rehearse_program(program, len(content))
     except CorruptFile as error:
-        raise CorruptFile(f"`{path}` is refused: {error}. Write such a file with `favour.export`.") from None
+        words = str(error)
+        if words.startswith(f"`{path}`"):
+            raise
+        raise CorruptFile(f"`{path}` is refused: {words}. Write such a file with `favour.export`.") from None
     except Exception as error:
         words = (str(error).strip().splitlines() or [""])[0][:300]
         raise CorruptFile(f"`{path}` is not a sound .pt2 archive: {type(error).__name__}: {words}") from error
-    return program, extra[_EXTRA]
+    return program, extra[_EXTRA], sealed
 
 
 def check(content: bytes) -> None:
@@ -114,9 +141,9 @@ def _check_model(model: Any) -> None:
         if last == "target":
             if not _TARGET.fullmatch(text):
                 raise CorruptFile(f"the graph calls `{text[:80]}`, which is not an operation on tensors")
+            check_program_name(text)
         elif last == "expr_str":
-            if not _SIZE.fullmatch(text):
-                raise CorruptFile(f"a size is the expression {text[:80]!r}, which is not one of whole numbers")
+            check_size(text)
         elif last == "as_string":
             if not _TEXT.fullmatch(text):
                 raise CorruptFile(f"an operation is given the text {text[:80]!r}")
@@ -124,6 +151,14 @@ def _check_model(model: Any) -> None:
             _check_spec(json.loads(text)[1])
         elif not _NAME.fullmatch(text):
             raise CorruptFile(f"`{'.'.join(path[-3:])}` is {text[:80]!r}, which is not a name")
+
+
+def check_size(text: str) -> None:
+    """Raise for an expression that is none of sizes, or whose value or depth takes long: sympy evaluates it."""
+    small = len(text) <= 2000 and text.count("(") <= 200 and not re.search(r"\d{20}", text)
+    powers = re.findall(r"Pow\((.*)", text)
+    if not small or not _SIZE.fullmatch(text) or any(not _POWER.search(f"Pow({p}") for p in powers) or len(powers) > 1:
+        raise CorruptFile(f"a size is the expression {text[:80]!r}, which is not one of whole numbers")
 
 
 def _check_spec(spec: Any) -> None:

@@ -22,12 +22,14 @@ from favour import classes, predictive, scores
 from favour.belief import Belief
 from favour.calibration import Calibrated
 from favour.capture.ending import Ending, ending
+from favour.capture.lookups import Lookup, find_lookups, guarded, input_range, inside
 from favour.capture.node import Node
 from favour.confidence import check_level
 from favour.errors import InvalidType, InvalidValue, UnknownName, UnsupportedOperation
 from favour.exported import Port
 from favour.predictor import Predictor
 from favour.simplex import as_given
+from favour.tensors import graph_values
 
 REGRESSION = "regression"
 SMALL = 10  # most outputs whose covariance is exported by default
@@ -59,13 +61,24 @@ class Choices:
 
 
 class Answer(nn.Module):
-    """Input tensors, in the order of the flattened arguments, to a dict of output tensors."""
+    """Input tensors, in the order of the flattened arguments, to a dict of output tensors.
 
-    def __init__(self, predict: Predictor | Calibrated, choices: Choices) -> None:
+    Rows that look for what no table has are NaN throughout: a runtime would take another row, or fail for the batch.
+    """
+
+    def __init__(self, predict: Predictor | Calibrated, choices: Choices, lookups: Sequence[Lookup] = ()) -> None:
         super().__init__()
-        self.predict, self.choices = predict, choices
+        self.predict, self.choices, self.lookups = predict, choices, list(lookups)
 
     def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
+        named = self.answer(*tensors)
+        if not self.lookups:
+            return named
+        good = inside(self.lookups, known(_base(self.predict), tensors), tensors[0].shape[0])
+        return {name: torch.where(good.reshape(-1, *[1] * (t.ndim - 1)), t, float("nan")) for name, t in named.items()}
+
+    def answer(self, *tensors: Tensor) -> dict[str, Tensor]:
+        """The outputs, in which rows that look for what no table has mean nothing."""
         choices = self.choices
         args, kwargs = arguments(_base(self.predict), tensors)
         belief = pytree.tree_leaves(self.predict(*args, **kwargs), is_leaf=_is_belief)[choices.output]
@@ -110,30 +123,53 @@ def _base(predict: Predictor | Calibrated) -> Predictor:
     return predict.predict if isinstance(predict, Calibrated) else predict
 
 
+def known(predict: Predictor, tensors: Sequence[Tensor]) -> dict[str, Any]:
+    """Inputs, parameters and constants by the names of their nodes."""
+    return graph_values(predict.graph, predict.store, leaves(predict, tensors), predict.given)[0]
+
+
 def _is_belief(t: Any) -> bool:
     return isinstance(t, Belief)
 
 
 def arguments(predict: Predictor, tensors: Sequence[Tensor]) -> tuple[tuple, dict[str, Any]]:
     """The arguments of a call whose tensors are these; flags are those of the example."""
+    return pytree.tree_unflatten(leaves(predict, tensors), predict.graph.in_spec)
+
+
+def leaves(predict: Predictor, tensors: Sequence[Tensor]) -> list[Any]:
+    """The same, flattened."""
     rest = iter(tensors)
-    leaves = [
+    return [
         fixed if node is None else next(rest)
         for node, fixed in zip(predict.graph.inputs, predict.graph.fixed, strict=True)
     ]
-    return pytree.tree_unflatten(leaves, predict.graph.in_spec)
 
 
 def input_nodes(predict: Predictor) -> list[Node]:
     return [node for node in predict.graph.inputs if node is not None]
 
 
-def input_ports(predict: Predictor) -> tuple[Port, ...]:
-    """Names, dtypes and shapes of the inputs."""
-    return tuple(
-        Port(node.name, dtype_name(node.dtype), tuple(s if isinstance(s, int) else None for s in node.shape or ()))
-        for node in input_nodes(predict)
-    )
+def input_ports(predict: Predictor, lookups: Sequence[Lookup] = ()) -> tuple[Port, ...]:
+    """Names, dtypes and shapes of the inputs, and what whole numbers may be looked up."""
+    tensors = example(predict, 2)
+    values = known(predict, tensors)
+    ports = []
+    for node, tensor in zip(input_nodes(predict), tensors, strict=True):
+        shape = tuple(s if isinstance(s, int) else None for s in node.shape or ())
+        whole = not tensor.is_floating_point() and tensor.dtype is not torch.bool
+        allowed = input_range(lookups, node.name, tensor, values) if lookups and whole else None
+        ports.append(Port(node.name, dtype_name(node.dtype), shape, "", *_written(allowed, None in shape[1:])))
+    return tuple(ports)
+
+
+def _written(allowed: tuple[list[int | None], list[int | None]] | None, resizable: bool) -> tuple[Any, Any]:
+    """One number for all entries where it is the same; none where entries differ and their number may change."""
+    if allowed is None:
+        return None, None
+    if all(len(set(side)) == 1 for side in allowed):
+        return allowed[0][0], allowed[1][0]
+    return (None, None) if resizable else allowed
 
 
 def dtype_name(dtype: torch.dtype | None) -> str:
@@ -185,7 +221,8 @@ def private(predict: Predictor | Calibrated) -> Predictor | Calibrated:
     store = {name.replace("/", "."): t.detach().cpu() for name, t in predict.store.state_dict().items()}
     floats = next((t for t in store.values() if t.is_floating_point()), torch.zeros(()))
     posterior = predict.posterior().to(device=torch.device("cpu"), dtype=floats.dtype)
-    copy = Predictor(predict.graph, replace(predict.settings, memory=None), posterior, None)
+    graph = guarded(predict.graph, find_lookups(predict.graph))
+    copy = Predictor(graph, replace(predict.settings, memory=None), posterior, None)
     for name, tensor in store.items():
         copy.store.put(name, tensor)
     copy._starts = {name: t.detach().cpu() for name, t in predict._starts.items()}

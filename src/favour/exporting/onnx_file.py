@@ -13,7 +13,10 @@ import torch
 from favour.errors import CaptureError, UnsupportedOperation
 from favour.exported import METADATA
 from favour.extras import require
+from favour.files.checksum import DIGITS, ONNX_KEY, seal_onnx
+from favour.tracing import TRACING
 
+LARGEST = 2**31 - 2**20  # a protobuf message ends at 2 GiB; the graph takes the rest
 _RANDOM = ("RandomNormal", "RandomUniform", "Multinomial", "Bernoulli", "Dropout")  # and …Like
 
 
@@ -32,7 +35,7 @@ def write_onnx(
     level = log.level
     try:
         log.setLevel(logging.ERROR)  # it warns that torchvision is absent
-        with warnings.catch_warnings():
+        with TRACING, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             translated = torch.onnx.export(program, dynamo=True, verbose=False)
     except Exception as error:
@@ -46,10 +49,18 @@ def write_onnx(
         raise UnsupportedOperation(f"the ONNX graph draws random numbers ({', '.join(random)}).")
     _rename(model.graph, *names)
     model.metadata_props[METADATA] = json.dumps(described)
+    model.metadata_props[ONNX_KEY] = "0" * DIGITS
     model.producer_name, model.producer_version = "favour", described["favour"]
     for value in (*model.graph, *model.graph.inputs, *model.graph.outputs):
         value.metadata_props.clear()  # stack traces with paths of this machine
+    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
+    if size > LARGEST:
+        raise UnsupportedOperation(
+            f"the weights take {size} bytes; an ONNX file holds less than {LARGEST}. Export a .pt2, or a predictor in "
+            "float32 or half precision."
+        )
     translated.save(path, external_data=False)
+    seal_onnx(path)
 
 
 def _rename(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy.typing as npt
 
 import favour
-from favour.errors import CorruptFile
+from favour.errors import CorruptFile, InvalidValue
 from favour.exported import Exported, load_exported
 from favour.extras import require
 from favour.serving.batching import Arrays, Batcher, Stopped
@@ -111,6 +111,8 @@ def create_app(
                 return responses.Response(content, media_type="application/json")
         except (Overloaded, Stopped) as error:
             raise Refused(503, str(error), RETRY) from None
+        except InvalidValue as error:  # found by the model itself: rows that ask for what no table has
+            raise Refused(422, str(error)) from None
         except Gone:
             return _nothing
         except Refused:
