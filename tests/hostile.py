@@ -72,6 +72,7 @@ SMALL = [
 _RANGES = {
     ("sigmoid", "hardsigmoid", "softmax", "_softmax", "_safe_softmax"): (0.0, 1.0),
     ("tanh", "erf", "sin", "cos", "sign", "hardtanh"): (-1.0, 1.0),
+    ("hardtanh [bounds]",): (-0.5, 2.0),
     ("erfc",): (0.0, 2.0),
     ("atan",): (-1.571, 1.571),
     ("relu6",): (0.0, 6.0),

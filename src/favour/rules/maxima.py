@@ -181,7 +181,10 @@ def _dropped_noises(
     left = (y.variance - entries.explained(slopes)).clamp(min=0)
     scales = [(p * (1 - p)) ** 0.5 * d for p, d in zip(rates, draws, strict=True)]
     if follow:  # the winner's own dropout, p/q·(μ² + v), and no remainder
-        second = [a.mean.square() + a.variance for a in entries.laws()]
+        # of an entry that a window lacks the square would be infinite, which no weight of 0 takes away
+        second = [
+            torch.where(w > 0, a.mean, 0.0).square() + a.variance for w, a in zip(slopes, entries.laws(), strict=True)
+        ]
         scales = [w * (p / (1 - p) * s).sqrt() for w, p, s in zip(slopes, rates, second, strict=True)]
         left = sum([s.square() for s in scales[1:]], scales[0].square())
     if box.disjoint:

@@ -160,7 +160,8 @@ def normalise(
         t = d.reshape(grouped)
         sums = [(t * power).sum(-1, keepdim=True) for power in (1.0, hat, hat.square())]
         rest = k * sums[0] + 2 * k * hat * sums[1] + hat.square() * sums[2]
-        return ((t * (1 - 2 * (k + hat.square()) / n) + rest / n**2) * (tilt.square() * inverse)).reshape(shape)
+        total = (t * (1 - 2 * (k + hat.square()) / n) + rest / n**2).clamp_min(0)  # a sum of squares, but for rounding
+        return (total * (tilt.square() * inverse)).reshape(shape)
 
     # The matrix of one group is symmetric: C and x̂x̂ᵀ are, and x̂ is centred.
     G = LinearMap(forward, forward, square)

@@ -74,7 +74,9 @@ def surrogate_slope(fn: ScalarFunction, mean: Tensor, variance: Tensor, mode: st
         return exact.to(out)
     nothing = torch.zeros_like(exact.residual)
     if mode == "taylor":
-        return Moments(exact.mean, fn.derivative(mean), nothing).to(out)
+        slope = fn.derivative(mean)
+        slope = torch.where((variance <= 0) & ~slope.isfinite(), 0.0, slope)  # √ at 0, where nothing varies
+        return Moments(exact.mean, slope, nothing).to(out)
     spread = variance > 0
     square = exact.slope.square() + exact.residual / torch.where(spread, variance, 1.0)  # Var f / σ²
     spread = spread & (square > 0)  # √ has no gradient at 0
