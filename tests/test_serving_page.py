@@ -273,4 +273,4 @@ def test_no_word_of_the_page_calls_agreement_familiar():
     """Far from the data a network may be sure and its draws agree; that says nothing about the input."""
     from favour.serving.script import SCRIPT
 
-    assert "agrees with itself" not in SCRIPT and "far from the training data they may, and be wrong" in SCRIPT
+    assert "network agrees" not in SCRIPT and "far from the training data they may, and be wrong" in SCRIPT
