@@ -248,7 +248,8 @@ def test_every_public_name_is_in_the_api():
 def test_numbers_of_the_cost_model_are_current():
     text = (ROOT / "docs" / "choosing.md").read_text()
     assert f"is at most {choice.AFFORDABLE:.0f} for all outputs" in text
-    assert f"gets {choice.DIRECTIONS} directions" in text and f"rank {choice.DEFAULT_RANK['dplr']}." in text
+    assert f"get {choice.DIRECTIONS} directions" in text and f"`dplr` of rank {choice.DEFAULT_RANK['dplr']}," in text
+    assert f"at most {choice.SMALL / 1e7:.0f}·10⁷ multiplications" in text
 
 
 def test_every_page_is_in_the_navigation():

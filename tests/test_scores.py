@@ -315,3 +315,9 @@ def test_jsd_refuses_bad_options():
 
 def test_scores_are_exported():
     assert favour.scores is scores
+
+
+def test_divergence_of_draws_that_nearly_agree_keeps_its_digits_in_single_precision():
+    generator = torch.Generator().manual_seed(0)
+    z = 3 * torch.randn(1, 40, 10, generator=generator) + 0.01 * torch.randn(200, 40, 10, generator=generator)
+    torch.testing.assert_close(scores.jsd(z), scores.jsd(z.double()).float(), rtol=1e-3, atol=0)

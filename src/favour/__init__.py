@@ -18,6 +18,7 @@ from favour.errors import (
     ChangedModel,
     CorruptFile,
     DeprecatedName,
+    FailedPrediction,
     FavourError,
     FavourWarning,
     InvalidType,
