@@ -71,12 +71,13 @@ mean, deviation = FavourRegressor(epochs=2).fit(x, x.sum(1)).predict(x, return_s
 assert np.isfinite(mean).all() and np.isfinite(deviation).all()
 """,
     "botorch": """
-import torch, favour.botorch
+import favour, torch
+import favour.botorch
 from botorch.acquisition import LogExpectedImprovement
 from torch import nn
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 1)).double().eval()
-model = favour.botorch.FavourModel(net, torch.zeros(2, 2, dtype=torch.float64))
+model = favour.botorch.FavourModel(favour.compile(net, torch.zeros(2, 2, dtype=torch.float64)))
 found = LogExpectedImprovement(model, best_f=0.0)(torch.rand(5, 1, 2, dtype=torch.float64))
 assert found.shape == (5,)
 """,
@@ -102,7 +103,7 @@ assert os.path.isfile("w.csv")
 """,
     "ray": """
 for model in ("model.onnx", "model.pt2"):
-    run("favour", "rate", model, "x.csv", "--out", f"ray-{model}", "--engine", "ray", "--workers", "1", says="rated 8")
+    run("favour", "rate", model, "x.csv", "--out", f"ray-{model}/", "--engine", "ray", "--workers", "1", says="rated 8")
 run("favour", "rate", "model.onnx", "x.csv", "--out", "one.csv", says="rated 8 rows")
 """,
     "serve": """
