@@ -408,10 +408,12 @@ def main() -> None:
     o = parser.parse_args()
     known = json.loads(o.out.read_text()) if o.out.exists() else {}
     content = asyncio.run(campaign(o))
+    here = environment()  # of each part, since parts may be measured on different days
+    content = {part: {"environment": here, **found} for part, found in content.items()}
     content = {part: content.get(part, known.get(part)) for part in PARTS if part in content or part in known}
     network = f"MLP {FEATURES}-100-100-{CLASSES}, {CLIENTS} clients, one row per request, one each {PACE} s"
     o.out.parent.mkdir(parents=True, exist_ok=True)
-    o.out.write_text(json.dumps({"environment": environment(), "network": network, **content}, indent=1) + "\n")
+    o.out.write_text(json.dumps({"network": network, **content}, indent=1) + "\n")
     print(f"wrote {o.out}")
 
 
