@@ -193,8 +193,8 @@ _ENUMERATIONS = {"ScalarType": torch.dtype, "Layout": torch.layout, "MemoryForma
 def check_arguments(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise for arguments on which torch does not fail but ends the process.
 
-    A dtype, layout or order of memory given as a number is taken as it is, whatever it is; and truncating division of the
-    least whole number by −1 is a fault of the processor.
+    A dtype, layout or order of memory given as a number is taken as it is, whatever it is; and truncating division of
+    the least whole number by −1 is a fault of the processor.
     """
     given = {a.name: value for a, value in zip(target._schema.arguments, args, strict=False)} | dict(kwargs)
     for argument in target._schema.arguments:
