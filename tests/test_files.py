@@ -8,9 +8,12 @@ import multiprocessing
 import os
 import pickle
 import re
+import subprocess
+import sys
 import threading
 import warnings
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -240,6 +243,8 @@ CALLS = {
     "meta device": ("aten.zeros.default", [[2, 2]], {"device": {"device": "meta"}}),
     "sparse": ("aten.zeros.default", [[2, 2]], {"layout": {"torch": "sparse_coo"}}),
     "quantised": ("aten.zeros.default", [[2, 2]], {"dtype": {"torch": "qint8"}}),
+    "order of memory": ("aten.zeros_like.default", [X], {"memory_format": -1}),  # torch would crash
+    "dtype as a number": ("aten.zeros_like.default", [X], {"dtype": 999}),
     "power": ("python.pow", [9, 10**9]),
     "product of lists": ("python.mul", [[1, 2], 10**9]),
     "truncating division": ("aten.div.Tensor_mode", [{"tensor": "a"}, {"tensor": "b"}], {"rounding_mode": "trunc"}),
@@ -711,3 +716,18 @@ def test_predictors_travel_to_spawned_processes(predict):
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         found = pool.apply(spread, (predict, inputs()))
     torch.testing.assert_close(found, spread(predict, inputs()))
+
+
+# ------------------------------------------------------------------ the campaign, in small
+
+
+def test_campaign_of_bad_files_in_small():
+    """`benchmarks/campaigns/files.py` runs ten thousand of these; in processes of its own, since any may crash."""
+    pytest.importorskip("onnxscript")
+    source = Path(__file__).parent.parent / "benchmarks" / "campaigns" / "files.py"
+    command = [sys.executable, str(source), "--quick", "--workers", "1"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(ran.stdout[ran.stdout.index("{\n") :])
+    assert found["trials"] == 300
+    assert not any(found["bad"].values()), found["examples"]
+    assert found["ended"]["flips .favour"] == {"refused": 42}

@@ -48,6 +48,7 @@ from torch import Tensor, nn
 
 import favour
 from favour.capture.operations import operation_name
+from favour.capture.rehearsal import check_arguments
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -238,8 +239,10 @@ def described(
         return float(inner) if kind == "float" else getattr(torch, inner) if kind == "torch" else torch.device("meta")
 
     try:
-        operation_name(op)  # others would end this process as well
-        made = op(*map(value, args), **{k: value(v) for k, v in kwargs.items()})
+        operation_name(op)  # other operations, and some arguments, would end this process as well
+        given, named = [*map(value, args)], {k: value(v) for k, v in kwargs.items()}
+        check_arguments(op, given, named)
+        made = op(*given, **named)
         return [symbol if i == 0 and s == 2 else s for i, s in enumerate(made.shape)], str(made.dtype)[6:]
     except Exception:
         return dice.choice(nodes)["shape"], dice.choice(DTYPES[:4])

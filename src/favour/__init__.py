@@ -32,6 +32,7 @@ from favour.errors import (
     ShapeMismatch,
     SilencedDropout,
     StalePredictor,
+    UncheckedFile,
     UnknownName,
     UnsupportedOperation,
     UntrustedBelief,

@@ -104,7 +104,7 @@ class _Rehearsal:
         if node.target in DROPOUTS and args and isinstance(args[0], Tensor):  # its rate may be a tensor, unlike torch's
             self._compare(node, args[0])
             return args[0]
-        check_division(node.place, args, kwargs)
+        check_arguments(node.target, args, kwargs)
         try:
             with torch.no_grad():
                 value = node.target(*args, **kwargs)
@@ -187,13 +187,27 @@ def on_meta(value: Any) -> Any:
     return value
 
 
-def check_division(where: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise for a truncating division of whole numbers by anything but a positive number."""
-    if kwargs.get("rounding_mode") != "trunc":
-        return
-    safe = len(args) == 2 and isinstance(args[1], (int, float)) and args[1] > 0
-    if not safe and not any(isinstance(a, Tensor) and a.is_floating_point() for a in args):
-        raise CorruptFile(f"it divides whole numbers by a tensor and truncates, at {where}")
+_ENUMERATIONS = {"ScalarType": torch.dtype, "Layout": torch.layout, "MemoryFormat": torch.memory_format}
+
+
+def check_arguments(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise for arguments on which torch does not fail but ends the process.
+
+    A dtype, layout or order of memory given as a number is taken as it is, whatever it is; and truncating division of
+    the least whole number by −1 is a fault of the processor.
+    """
+    given = {a.name: value for a, value in zip(target._schema.arguments, args, strict=False)} | dict(kwargs)
+    for argument in target._schema.arguments:
+        kind = next((t for name, t in _ENUMERATIONS.items() if name in str(argument.real_type)), None)
+        value = given.get(argument.name)
+        if kind is not None and value is not None and not isinstance(value, kind):
+            raise CorruptFile(
+                f"`{target}` is given {str(value)[:40]} for its {argument.name}, which is no {kind.__name__}"
+            )
+    if given.get("rounding_mode") == "trunc":
+        safe = len(args) == 2 and isinstance(args[1], (int, float)) and args[1] > 0
+        if not safe and not any(isinstance(a, Tensor) and a.is_floating_point() for a in given.values()):
+            raise CorruptFile(f"`{target}` divides whole numbers by a tensor and truncates")
 
 
 def largest_allowed(tensors: Iterable[Tensor]) -> int:

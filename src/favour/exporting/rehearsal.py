@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from favour.capture.operations import program_operation
-from favour.capture.rehearsal import META, check_division, largest_allowed, on_meta
+from favour.capture.rehearsal import META, check_arguments, largest_allowed, on_meta
 from favour.errors import CorruptFile
 
 _ROWS = 2
@@ -71,8 +71,9 @@ class Interpreter:
         program_operation(node.target)
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
         args, kwargs = pytree.tree_map(on_meta, (args, kwargs))
-        check_division(str(node.target), args, kwargs)
-        if not isinstance(node.target, torch._ops.OpOverload):
+        if isinstance(node.target, torch._ops.OpOverload):
+            check_arguments(node.target, args, kwargs)
+        else:
             whole = all(isinstance(a, (int, float)) and abs(a) < 2**63 for a in args)
             if node.target.__name__ != "getitem" and (not whole or (node.target.__name__ == "pow" and args[1] > 64)):
                 raise CorruptFile(f"`{node.name}` computes something that is no size")
