@@ -252,6 +252,13 @@ def test_numbers_of_the_cost_model_are_current():
     assert f"at most {choice.SMALL / 1e7:.0f}·10⁷ multiplications" in text
 
 
+def test_every_promise_has_its_test():
+    rows = re.findall(r"^\| .* \| `([\w/]+\.py)::(\w+)` \|$", (ROOT / "docs" / "promises.md").read_text(), re.MULTILINE)
+    assert len(rows) > 40
+    for file, name in rows:
+        assert f"def {name}(" in (ROOT / "tests" / file).read_text(), f"{file} has no {name}"
+
+
 def test_every_page_is_in_the_navigation():
     listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text())
     assert sorted(listed) == sorted(str(p.relative_to(ROOT / "docs")) for p in PAGES if p.name != "README.md")

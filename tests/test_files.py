@@ -261,6 +261,20 @@ def test_crafted_calls_are_refused(name, saved, tmp_path):
     refused(crafted(saved, tmp_path, change))
 
 
+def test_tensors_made_of_sizes_alone_are_rehearsed_without_memory():
+    """On a machine with much memory the refusal would come too late."""
+    from favour.capture.rehearsal import META, made_on_meta
+
+    for target, args, kwargs in (
+        (aten.full.default, ([4, 2], 1.0), {}),
+        (aten.zeros.default, ([4, 2],), {"device": None}),
+        (aten.arange.default, (5,), {"dtype": torch.int64}),
+    ):
+        assert target(*args, **made_on_meta(target, args, kwargs)).device == META
+    x = torch.zeros(2, device=META)
+    assert aten.zeros_like.default(x, **made_on_meta(aten.zeros_like.default, (x,), {})).device == META
+
+
 def test_uninitialised_memory_is_never_answered(saved, tmp_path):
     """`empty` is read as zeros, so that old files of code that fills such tensors still load."""
     for name, filled in (

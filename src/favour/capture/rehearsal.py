@@ -105,6 +105,7 @@ class _Rehearsal:
             self._compare(node, args[0])
             return args[0]
         check_arguments(node.target, args, kwargs)
+        kwargs = made_on_meta(node.target, args, kwargs)
         try:
             with torch.no_grad():
                 value = node.target(*args, **kwargs)
@@ -185,6 +186,15 @@ def on_meta(value: Any) -> Any:
     if isinstance(value, torch.layout) and value is not torch.strided:
         raise CorruptFile(f"it holds tensors as {value}")
     return value
+
+
+def made_on_meta(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments by which an operation that makes a tensor of nothing but sizes makes it without memory too."""
+    if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves((args, dict(kwargs)))):
+        return dict(kwargs)
+    given = {a.name: value for a, value in zip(target._schema.arguments, args, strict=False)} | dict(kwargs)
+    places = any(a.name == "device" and given.get("device") is None for a in target._schema.arguments)
+    return {**kwargs, "device": META} if places else dict(kwargs)
 
 
 _ENUMERATIONS = {"ScalarType": torch.dtype, "Layout": torch.layout, "MemoryFormat": torch.memory_format}

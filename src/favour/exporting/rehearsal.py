@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from favour.capture.operations import program_operation
-from favour.capture.rehearsal import META, check_arguments, largest_allowed, on_meta
+from favour.capture.rehearsal import META, check_arguments, largest_allowed, made_on_meta, on_meta
 from favour.errors import CorruptFile
 
 _ROWS = 2
@@ -73,6 +73,7 @@ class Interpreter:
         args, kwargs = pytree.tree_map(on_meta, (args, kwargs))
         if isinstance(node.target, torch._ops.OpOverload):
             check_arguments(node.target, args, kwargs)
+            kwargs = made_on_meta(node.target, args, kwargs)
         else:
             whole = all(isinstance(a, (int, float)) and abs(a) < 2**63 for a in args)
             if node.target.__name__ != "getitem" and (not whole or (node.target.__name__ == "pow" and args[1] > 64)):

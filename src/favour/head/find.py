@@ -31,6 +31,7 @@ BUDGETS = (1.0, 32.0)  # forward passes: by default, and where the user asks for
 SHAPES = ((40, 4), (24, 8), (8, 24))  # A and M, the first that can be afforded: benchmarks/decisions.py
 DRAWS = math.prod(SHAPES[0])  # n, where a forward pass affords them
 SINGLE = (192, 96, 24, 8)  # A where M is 1
+_LEAST = 96  # draws: eight were off by .13 in a probability that nodes had within .02
 _SCORING = (4.0, 2**22)  # forward passes, or multiplications, which are some .4 ms of one core of a CPU
 _MOST = 1280  # draws for a score: benchmarks/scores.py
 _ENTRY = 16
@@ -90,8 +91,8 @@ class Head:
 
     @property
     def worthwhile(self) -> bool:
-        """Whether draws take at most as long as a forward pass."""
-        return self.cost <= BUDGETS[0]
+        """Whether draws take at most as long as a forward pass, and are enough to be better than nodes."""
+        return self.cost <= BUDGETS[0] and self.outer * self.inner >= _LEAST
 
     @property
     def for_scores(self) -> int:
