@@ -1,4 +1,4 @@
-"""Random networks keep the contract, with every method. `results/fuzz.json` has thousands (`benchmarks/fuzz.py`)."""
+"""Random networks keep the contract, with every method. `results/contract.json` has thousands (`benchmarks/contract.py`)."""
 
 import warnings
 

@@ -4,9 +4,9 @@ For each seed of the grammar in `tests/fuzz/architectures.py` and each setting: 
 PSD, symmetric, deterministic, the same alone as in a batch, whatever the order of the batch), and for the default the
 error of mean and covariance against 4,000 draws by torch alone, the draws' own error subtracted.
 
-    python benchmarks/fuzz.py [--seeds 0 2000] [--jobs 2]
+    python benchmarks/contract.py [--seeds 0 2000] [--jobs 2]
 
-writes results/fuzz.json: violations, one by one, and errors by family and by word.
+writes results/contract.json: violations, one by one, and errors by family and by word.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def main() -> None:
     for name, value in found.items():
         print(f"{name}: {value}")
     kept = [r for r in rows if r["violations"] or "refused" in r or ("mean_error" in r and _kind(r) == "bad")]
-    write("fuzz", {"seeds": list(given.seeds), "reference draws": REFERENCE, "summary": found, "bad or broken": kept})
+    write("contract", {"seeds": list(given.seeds), "reference draws": REFERENCE, "summary": found, "bad or broken": kept})
 
 
 if __name__ == "__main__":
