@@ -1,4 +1,4 @@
-"""Favour: honest error bars for a trained network's predictions, without sampling."""
+"""Favour: the mean and covariance of a trained network's predictions, without sampling."""
 
 from importlib import import_module
 from types import ModuleType
