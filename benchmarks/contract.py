@@ -121,7 +121,9 @@ def main() -> None:
     for name, value in found.items():
         print(f"{name}: {value}")
     kept = [r for r in rows if r["violations"] or "refused" in r or ("mean_error" in r and _kind(r) == "bad")]
-    write("contract", {"seeds": list(given.seeds), "reference draws": REFERENCE, "summary": found, "bad or broken": kept})
+    write(
+        "contract", {"seeds": list(given.seeds), "reference draws": REFERENCE, "summary": found, "bad or broken": kept}
+    )
 
 
 if __name__ == "__main__":

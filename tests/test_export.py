@@ -549,3 +549,15 @@ def test_command_errors_are_actionable(project):
         assert isinstance(result.exception, FavourError), (arguments, result.exception)
         assert words in str(result.exception), result.exception
     assert not (project / "mark").exists() and not (project / "m.pt2").exists()
+
+
+@pytest.mark.parametrize("hidden", [2, 4, 8])
+def test_a_classifier_with_fewer_hidden_units_than_classes_is_exported(tmp_path, hidden):
+    """Its covariance is singular, and rounding makes some pivots negative."""
+    layers = [nn.Linear(64, hidden), nn.ReLU(), nn.Dropout(0.2), nn.Linear(hidden, 10)]
+    predict = favour.compile(nn.Sequential(*layers), torch.randn(4, 64))
+    model = favour.load_exported(favour.export(predict, tmp_path / "net.onnx", labels=[str(i) for i in range(10)]))
+    x = torch.randn(300, 64)
+    torch.testing.assert_close(
+        torch.from_numpy(model(x)["probabilities"]), predict.probabilities(x).detach(), rtol=1e-4, atol=1e-5
+    )

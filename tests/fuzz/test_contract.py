@@ -1,4 +1,4 @@
-"""Random networks keep the contract, with every method. `results/contract.json` has thousands (`benchmarks/contract.py`)."""
+"""Random networks keep the contract, with every method; `benchmarks/contract.py` tries thousands."""
 
 import warnings
 

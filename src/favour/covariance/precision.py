@@ -161,8 +161,9 @@ def correlations(matrix: Tensor) -> tuple[Tensor, Tensor]:
 def psd_root(matrix: Tensor) -> Tensor:
     """A root S of a PSD matrix (B, n, n), SSᵀ = Σ, singular ones included; in the working dtype.
 
-    The Cholesky factor of (Σ + sD)/(1 + s), D the diagonal of Σ and s = n·eps: of the correlations shrunk towards I.
-    Rounding moves eigenvalues by less than that, so the factorisation exists, and marginal variances stay exact.
+    The Cholesky factor of (Σ + sD)/(1 + s), D the diagonal of Σ and s = 8n·eps: of the correlations shrunk towards I.
+    Rounding moves eigenvalues by less than that, also where Σ is a sum of many products in the working dtype, so the
+    factorisation exists, and marginal variances stay exact.
     Cholesky's relative errors do not depend on the scales of the outputs, so correlations need not be formed, and
     outputs of no variance get a pivot so large that nothing else depends on them. Rows that are indefinite beyond
     rounding get (eager code) the eigenvalue root with negative eigenvalues cut off.
@@ -172,7 +173,7 @@ def psd_root(matrix: Tensor) -> Tensor:
     flat = variance <= 0
     pivots = torch.where(flat, torch.finfo(wide.dtype).max ** 0.5, variance)
     eye = torch.eye(matrix.shape[-1], dtype=torch.bool, device=matrix.device)
-    shrunk = wide / (1 + matrix.shape[-1] * torch.finfo(matrix.dtype).eps)
+    shrunk = wide / (1 + 8 * matrix.shape[-1] * torch.finfo(matrix.dtype).eps)
     tril, info = torch.linalg.cholesky_ex(torch.where(eye, pivots.unsqueeze(-1), shrunk))
     root = tril.masked_fill(flat.unsqueeze(-1), 0)
     if not torch.compiler.is_compiling() and info.any():

@@ -53,11 +53,16 @@ def _size(name: str, matrix: Tensor) -> int:
 
 
 def cholesky_ex(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> Cholesky:
-    """`torch.linalg.cholesky_ex`, lower, without its verdict: zeros."""
+    """`torch.linalg.cholesky_ex`, lower, without its verdict: zeros.
+
+    Without the verdict nobody would take another way, so a pivot that rounding made 0 or less, of a matrix that is
+    singular, gives a column of zeros and not of NaN.
+    """
     n = _size("Cholesky factorisation", a)
     columns = []
     for j in range(n):
-        column = a[..., :, :1] / a[..., :1, :1].sqrt()
+        pivot = a[..., :1, :1]
+        column = torch.where(pivot > 0, a[..., :, :1] / torch.where(pivot > 0, pivot, 1).sqrt(), 0)
         columns.append(torch.nn.functional.pad(column, (0, 0, j, 0)))
         if j < n - 1:
             below = column[..., 1:, :]
