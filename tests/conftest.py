@@ -1,10 +1,8 @@
-"""Settings shared by all tests: fixed seeds, one thread per process, no deadlines."""
+"""Settings shared by all tests: one thread per process, no deadlines. Seeds: `conftest.py` above."""
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-
-import favour
 
 # Examples are the same in every run, and a slow machine is not a failure.
 settings.register_profile(
@@ -15,22 +13,9 @@ settings.load_profile("favour")
 torch.set_num_threads(1)  # the tensors are small, and the workers share the cores
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
         return
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
-
-
-@pytest.fixture(autouse=True)
-def _self_check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`favour.compile` compares every predictor with samples, which thousands of tests do not need: those that do say
-    `@pytest.mark.self_check`, and a `check=` that a test gives always counts."""
-    if not request.node.get_closest_marker("self_check"):
-        monkeypatch.setitem(favour.compile.__kwdefaults__, "check", False)
