@@ -358,7 +358,7 @@ def test_hostile_clients_beside_good_ones(tmp_path):
     """The campaign in small: behaviour, not time."""
     campaign = Path(__file__).parents[1] / "benchmarks" / "campaigns" / "server.py"
     out = tmp_path / "server.json"
-    options = ["--small", "--only", "soak", "--soak", "8", "--heads", "30", "--out", str(out)]
+    options = ["--small", "--only", "soak", "--soak", "5", "--heads", "30", "--out", str(out)]
     done = subprocess.run([sys.executable, str(campaign), *options], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     soak = json.loads(out.read_text())["soak"]

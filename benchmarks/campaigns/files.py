@@ -533,10 +533,10 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="300 trials, and nothing is written")
+    parser.add_argument("--quick", action="store_true", help="120 trials, and nothing is written")
     given = parser.parse_args()
     start = time.perf_counter()
-    found = campaign(300 if given.quick else given.trials, given.seed, given.workers)
+    found = campaign(120 if given.quick else given.trials, given.seed, given.workers)
     found["seconds"] = round(time.perf_counter() - start)
     print(json.dumps(found, indent=1))
     if not given.quick:

@@ -422,8 +422,8 @@ class Predictor(nn.Module):
             args, kwargs: The model's.
             kind: `"softmax"`, or `"binary"` for one logit.
             estimator: `"head"` (fixed draws of the last layers), `"nodes"` or `"lemma"` (see `favour.scores.jsd`). By
-                default the head, with as many draws as four forward passes or eight million multiplications for each
-                input afford, 160 to 1,280; `"nodes"` where that is less than 160, or there is no head.
+                default the head, with as many draws as two forward passes or 2²⁴ multiplications for each input afford,
+                160 to 2,560; `"nodes"` where that is less than 160, or there is no head.
             draws: At least so many draws of the head instead.
 
         Raises:
