@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
-from favour.linear_map import LinearMap
+from favour.surrogate import LinearMap
 from favour.rules import RULES
 from favour.surrogate import Noise, Surrogate
 from favour.value import Context, Value

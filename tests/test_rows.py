@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import favour
-from favour.linear_map import structural
+from favour.surrogate import structural
 from favour.rules import RULES
 from favour.surrogate import Surrogate
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from favour.errors import InvalidValue, UnsupportedOperation
-from favour.linear_map import compose, identity, scaling
+from favour.surrogate import compose, identity, scaling
 from favour.rules import RULES
 from favour.rules.__main__ import page
 from favour.rules.registry import rule
@@ -141,7 +141,7 @@ def test_disjoint_means_one_output_for_each_input(case):
     for surrogate in Call(case).surrogates():
         for x, G in surrogate.maps:
             most = torch.count_nonzero(dense(G, x.shape, x.mean.dtype), dim=0).max()
-            if G.disjoint:
+            if G.one_per_column:
                 assert most <= 1, f"declared disjoint, but an input feeds {most} outputs"
             elif case.overload.split(".")[1] not in BY_VALUE:
                 assert most > 1, "disjoint, and not declared so"
@@ -177,7 +177,7 @@ def test_broadcast_of_any_shape(sizes, lead):
         close(dense(G, shape, F64), expected)
         g = probe(3, *out)
         close(G.transpose(g).reshape(3, -1), g.reshape(3, -1) @ expected)
-        assert not G.disjoint or torch.count_nonzero(expected, dim=0).max() <= 1
+        assert not G.one_per_column or torch.count_nonzero(expected, dim=0).max() <= 1
 
 
 def test_compose_and_identity():
@@ -189,7 +189,7 @@ def test_compose_and_identity():
     close(G.square(probe(*shape).abs()).shape, out)
     v = torch.rand(shape, dtype=F64)
     close(G.square(v).reshape(-1), matrix.square() @ v.reshape(-1))
-    assert not G.disjoint and compose(identity(), scaling(2.0)).disjoint
+    assert not G.one_per_column and compose(identity(), scaling(2.0)).one_per_column
 
 
 # -------------------------------------------------------------------- noises

@@ -40,13 +40,12 @@ from favour.errors import (
 from favour.exported import Exported, load_exported
 from favour.exporting import export
 from favour.joint import Joint
-from favour.linear_map import LinearMap, identity, scaling, structural
 from favour.posterior import Diagonal, Full, Kronecker, Posterior, Rotated, Rows
 from favour.predictive import fit_noise, probabilities
 from favour.predictor import Predictor
 from favour.rules import rule
 from favour.saving import load
-from favour.surrogate import DenseNoise, DiagonalNoise, Noise, Surrogate
+from favour.surrogate import DenseNoise, DiagonalNoise, LinearMap, Noise, Surrogate, identity, scaling, structural
 
 __version__ = "0.1.0"
 

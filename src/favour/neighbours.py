@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from favour.linear_map import LinearMap, compose, scaling
+from favour.surrogate import LinearMap, compose, scaling
 
 if TYPE_CHECKING:
     from favour.value import Value
@@ -134,7 +134,7 @@ class Mapped(Neighbours):
 
     def response(self) -> tuple[Value, LinearMap] | None:
         """The spread of what is mapped, as if its entries were one."""
-        told = self.x.response() if self.G.disjoint else None
+        told = self.x.response() if self.G.one_per_column else None
         if told is None:
             return None
         z, spread = told

@@ -583,14 +583,14 @@ class Predictor(nn.Module):
             self._choices[uncertain] = choose(self._plans[uncertain], self.settings)
         return self._plans[uncertain]
 
-    def _cached(self, step: str, name: str, tensor: Tensor, function: Any) -> Any:
-        """`function(tensor)`, kept per step until the tensor changes."""
+    def _cached(self, step: str, name: str, tensor: Tensor, function: Any, costly: bool) -> Any:
+        """`function(tensor)`, kept per step until the tensor changes; see `Context.cached`."""
         key = (step, name)
         if torch.compiler.is_compiling():
             # Versions cannot be read here. Cheap values are recomputed in the graph; a decomposition is taken
             # from the last eager call.
             kept = self._cache.get(key)
-            return kept.value if kept is not None and name.startswith("svd") else function(tensor)
+            return kept.value if kept is not None and costly else function(tensor)
         return kept_value(self._cache, key, tensor, function) if can_keep(tensor) else function(tensor)
 
     # ----------------------------------------------------------------- sampling

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from favour.capture.node import Node
 from favour.errors import UnsupportedOperation
-from favour.methods.forward import DiagonalOnly, evaluate, surrogate_of
+from favour.methods.forward import DiagonalOnly, Sweep, evaluate, surrogate_of
 from favour.plan import Plan
 from favour.surrogate import Surrogate
 from favour.value import Context, Value, mean_of
@@ -48,21 +48,21 @@ def check_rows(plan: Plan, values: Mapping[Node, Any], ctx: Context) -> bool:
         return False
     taken = {node: _few(node, value, plan) for node, value in values.items()}
     ctx = replace(ctx, shared={}, cache=None)
-    representation = DiagonalOnly()
+    representation, sweep = DiagonalOnly(), Sweep({})
     problems: list[str] = []
     for step in plan.steps:
         node = step.node
         if not step.uncertain:
             taken[node] = evaluate(node, taken)
         else:
-            ctx.step, ctx.module, ctx.place = node.name, node.module, node.place
+            here = ctx.at(node.name, node.module, node.place)
             before = dict(ctx.shared)
-            made = surrogate_of(step, taken, ctx)
-            found = [representation.absorb(s, step) for s in _listed(made)]
+            made = surrogate_of(step, taken, here)
+            found = [representation.absorb(s, step, sweep) for s in _listed(made)]
             for sign in (1.0, -1.0):
                 changed = {**taken, **{n: _with_other_row(taken[n], sign) for n in node.inputs}}
-                again = _listed(surrogate_of(step, changed, replace(ctx, shared=dict(before))))
-                if not all(_alike(a, representation.absorb(b, step)) for a, b in zip(found, again, strict=True)):
+                again = _listed(surrogate_of(step, changed, replace(here, shared=dict(before))))
+                if not all(_alike(a, representation.absorb(b, step, sweep)) for a, b in zip(found, again, strict=True)):
                     problems.append(f"`{node.target}` at {node.place}")
                     break
             taken[node] = found if isinstance(made, list) else found[0]

@@ -13,7 +13,7 @@ covariance between them is Σ_k U_k(x) U_k(y)ᵀ over the shared names.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -111,7 +111,7 @@ class Weight:
         return self.mean.shape
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Context:
     """What a rule may know besides its arguments.
 
@@ -123,7 +123,7 @@ class Context:
         step: Name of the node that is being computed.
         short: Dtype of large products with deviations, covectors and variances; None leaves the model's own.
         tf32: Large products with deviations, covectors and variances may use TF32 (eager code on a GPU).
-        cache: `cache(step, name, tensor, function)`, see `cached`.
+        cache: `cache(step, name, tensor, function, costly)`, see `cached`.
     """
 
     activation: str = "price"
@@ -133,11 +133,22 @@ class Context:
     step: str = ""
     short: torch.dtype | None = None
     tf32: bool = False
-    cache: Callable[[str, str, Tensor, Callable[[Tensor], Any]], Any] | None = None
+    cache: Callable[[str, str, Tensor, Callable[[Tensor], Any], bool], Any] | None = None
 
-    def cached(self, name: str, tensor: Tensor, function: Callable[[Tensor], Any]) -> Any:
-        """`function(tensor)`, kept until the tensor changes. `name` tells several such values of one step apart."""
-        return function(tensor) if self.cache is None else self.cache(self.step, name, tensor, function)
+    def at(self, step: str, module: str, place: str) -> Context:
+        """The same for another step."""
+        return replace(self, step=step, module=module, place=place)
+
+    def cached(self, name: str, tensor: Tensor, function: Callable[[Tensor], Any], *, costly: bool = False) -> Any:
+        """`function(tensor)`, kept until the tensor changes.
+
+        Args:
+            name: Tells several such values of one step apart.
+            tensor: What it is made of.
+            function: Makes it.
+            costly: Compiled code takes it from the last eager call, and does not compute it anew.
+        """
+        return function(tensor) if self.cache is None else self.cache(self.step, name, tensor, function, costly)
 
     def shortened(self, tensor: Tensor) -> Tensor:
         """A weight in the dtype that products with deviations, covectors and variances use."""

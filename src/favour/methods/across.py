@@ -37,11 +37,10 @@ import torch
 from torch import Tensor
 
 from favour.capture.graph import DROPOUTS
-from favour.linear_map import paired, partners
-from favour.methods.adjoint import Inputs, all_outputs, bend_back, bending_values, secants
+from favour.methods.adjoint import Inputs, all_outputs, bend_back, bending_values
 from favour.methods.forward import Entry, Sweep
 from favour.scalar.between import correlation, safe_root
-from favour.surrogate import LatentNoise, Noise, flat, inner
+from favour.surrogate import LatentNoise, Noise, Unavailable, flat, inner, partners
 from favour.value import Value
 
 # Numbers in the largest intermediate result of a product over pairs; above, it is made piece by piece.
@@ -74,22 +73,28 @@ def moments_between(sweep: Sweep, inputs: Inputs, q: int, one_mask: bool) -> Inp
         own = itself(q, seen.mean)
         pairs.moments[id(seen)] = _rows(own, seen.mean) * seen.variance
     for entry in sweep.tape:
-        line, noises = _entry_between(entry, pairs, q, one_mask)
+        notes: list[str] = []
+        line, noises = _entry_between(entry, pairs, q, one_mask, notes)
+        for note in notes:
+            sweep.note(entry.step, note)
         pairs.moments[id(entry.value)] = line
         pairs.noises.append(noises)
     return pairs
 
 
-def _entry_between(entry: Entry, pairs: InputPairs, q: int, one_mask: bool) -> tuple[Tensor, list[Noise | Tensor]]:
+def _entry_between(
+    entry: Entry, pairs: InputPairs, q: int, one_mask: bool, notes: list[str]
+) -> tuple[Tensor, list[Noise | Tensor]]:
     surrogate, mean = entry.surrogate, entry.surrogate.mean
     total = mean.new_zeros(q, *mean.shape)
     for x, G in surrogate.maps:
-        c, through = pairs.moments[id(x)], paired(G)
-        if through is not None:
-            total = total + through(c)
-        else:
+        c = pairs.moments[id(x)]
+        through = G.between(c, q)
+        if isinstance(through, Unavailable):
+            notes.append(f"between inputs: one correlation for the whole tensor, {through.reason}")
             root = safe_root(G.square(x.variance))
-            total = total + _rows(_overall(c, x.variance), mean) * root * partners(root, q)
+            through = _rows(_overall(c, x.variance), mean) * root * partners(root, q)
+        total = total + through
     line, variance = total, _diagonal(total)
     first = pairs.moments[id(surrogate.maps[0][0])] if surrogate.maps else None
     apart = entry.step.node.target in DROPOUTS and not one_mask
@@ -157,17 +162,17 @@ def covariance_between(
         c = bends.pop(id(entry.value), None)
         for noise, between in zip(entry.surrogate.noises, noises, strict=True):
             if isinstance(between, Noise):
-                total = total + _gram_between(secants(g, c, noise), between, q)
+                total = total + _gram_between(noise.bent(g, c), between, q)
             elif noise.key is not None:
                 assert isinstance(noise, LatentNoise)
                 pulled = noise.pull(g)
                 shared[noise.key] = pulled if noise.key not in shared else shared[noise.key] + pulled
             else:
-                total = total + _gram_shared(_pulled(noise, secants(g, c, noise)), q, between)
+                total = total + _gram_shared(noise.pulled(g, c), q, between)
         for x, G in entry.surrogate.maps:
             back = G.transpose(g)
             waiting[id(x)] = waiting[id(x)] + back if id(x) in waiting else back
-            bend = bend_back(G, g, c, batch) if id(x) in bending else None
+            bend = bend_back(sweep, entry, x, G, g, c, batch) if id(x) in bending else None
             if bend is not None:
                 bends[id(x)] = bends[id(x)] + bend if id(x) in bends else bend
     for pulled in shared.values():
@@ -183,11 +188,6 @@ def covariance_between(
             total = total + _gram_shared(inner(g, given.factor).transpose(0, 1), q, own)
     matrix = total.reshape(batch // q, q * k, q * k)
     return (matrix + matrix.mT) / 2
-
-
-def _pulled(noise: Noise, g: Tensor) -> Tensor:
-    """Covectors in the space of a draw, (F, batch, …)."""
-    return noise.pull(g) if isinstance(noise, LatentNoise) else inner(g, noise.columns()).transpose(0, 1)
 
 
 def _gram_shared(pulled: Tensor, q: int, shared: Tensor) -> Tensor:

@@ -37,10 +37,9 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from favour.linear_map import LinearMap, scaled
 from favour.methods.forward import Entry, Sweep
 from favour.methods.pairs import Pairs
-from favour.surrogate import DiagonalNoise, LatentNoise, Noise, inner, weighted_gram
+from favour.surrogate import DiagonalNoise, Identity, LatentNoise, LinearMap, Unavailable, inner, weighted_gram
 from favour.value import Value
 
 Inputs = list[tuple[str, Value, Value]]
@@ -106,8 +105,8 @@ def reverse(
                 pulled = noise.pull(_whole(g, batch))
                 first, total = shared.get(noise.key, (noise.label, None))
                 shared[noise.key] = (first, pulled if total is None else total + pulled)
-            elif c is not None and noise.skew is not None:
-                add(noise.label if apart else label, noise.gram(secants(g, c, noise)))
+            elif c is not None and noise.skewed:
+                add(noise.label if apart else label, noise.secant_gram(_whole(g, batch), _whole(c, batch)))
             elif isinstance(noise, DiagonalNoise) and not apart:
                 variance = noise.variance if variance is None else variance + noise.variance
             else:
@@ -119,12 +118,11 @@ def reverse(
             else:
                 add(label, weighted_gram(g, variance))
         for x, full in entry.surrogate.maps:
-            G = full if weight_rank is None or full.compressed is None else full.compressed(weight_rank)
-            back = G.transpose(g if G.any_batch else _whole(g, batch))
+            G = full if weight_rank is None else full.low_rank(weight_rank)
+            back = G.transpose(g if G.thin else _whole(g, batch))
             waiting[id(x)] = waiting[id(x)] + back if id(x) in waiting else back
-            bend = bend_back(full, g, c, batch) if id(x) in bending else None
-            if bend is not None:
-                bends[id(x)] = bends[id(x)] + bend if id(x) in bends else bend
+            if id(x) in bending:
+                _add(bends, x, bend_back(sweep, entry, x, full, g, c, batch))
     for label, pulled in shared.values():
         add(label, inner(pulled, pulled))
     for name, value, seen in inputs:
@@ -147,27 +145,38 @@ def bending_values(sweep: Sweep) -> set[int]:
     """Values whose curvatures reach a skewed noise."""
     found: set[int] = set()
     for entry in sweep.tape:
-        if any(noise.skew is not None for noise in entry.surrogate.noises) or any(
-            id(x) in found and G.square_transpose is not None for x, G in entry.surrogate.maps
-        ):
+        skewed = any(noise.skewed for noise in entry.surrogate.noises)
+        if skewed or any(id(x) in found for x, _ in entry.surrogate.maps):
             found.add(id(entry.value))
     return found
 
 
-def secants(g: Tensor, c: Tensor | None, noise: Noise) -> Tensor:
-    """Covectors at a noise, with curvatures taken into account if it is skewed."""
-    return g if c is None or noise.skew is None else g + scaled(c, noise.skew())
+def bend_back(
+    sweep: Sweep, entry: Entry, x: Value, G: LinearMap, g: Tensor, c: Tensor | None, batch: int
+) -> Tensor | None:
+    """Curvatures at the argument x of an operation, from covectors g and curvatures c at its result.
 
-
-def bend_back(G: LinearMap, g: Tensor, c: Tensor | None, batch: int) -> Tensor | None:
-    """Curvatures at the argument of a map, from covectors and curvatures at its result."""
+    What its map or the operation itself does not tell of is noted in the sweep.
+    """
     bend = None
-    if c is not None and G.square_transpose is not None:
-        bend = G.square_transpose(c if G.any_batch else _whole(c, batch))
-    if G.curvature is not None:
-        own = scaled(g, G.curvature())
+    if c is not None:
+        squared = G.power(2)
+        if isinstance(squared, Unavailable):
+            sweep.note(entry.step, f"secants: curvatures stop here, {squared.reason}")
+        else:
+            bend = squared.transpose(c if squared.thin else _whole(c, batch))
+    second = entry.surrogate.second
+    if second is None and entry.curved:
+        sweep.note(entry.step, "secants: its own second derivatives are not known, and left out")
+    if second is not None and x is entry.surrogate.maps[0][0]:
+        own = second.diagonal(_whole(g, batch))
         bend = own if bend is None else bend + own
     return bend
+
+
+def _add(waiting: dict[int, Tensor], x: Value, part: Tensor | None) -> None:
+    if part is not None:
+        waiting[id(x)] = waiting[id(x)] + part if id(x) in waiting else part
 
 
 def _single_identity(entry: Entry, readers: dict[int, int]) -> Value | None:
@@ -175,7 +184,7 @@ def _single_identity(entry: Entry, readers: dict[int, int]) -> Value | None:
     if len(entry.surrogate.maps) != 1:
         return None
     ((x, G),) = entry.surrogate.maps
-    return x if G.is_identity and readers.get(id(x)) == 1 else None
+    return x if isinstance(G, Identity) and readers.get(id(x)) == 1 else None
 
 
 def _whole(g: Tensor, batch: int) -> Tensor:

@@ -87,10 +87,10 @@ def common_shift(entry: Entry | None) -> tuple[Tensor, Tensor] | None:
     if entry is None:
         return None
     surrogate = entry.surrogate
-    if len(surrogate.maps) != 1 or surrogate.maps[0][1].compressed is None or surrogate.mean.ndim != 2:
+    if len(surrogate.maps) != 1 or not surrogate.maps[0][1].weighted or surrogate.mean.ndim != 2:
         return None
     ((x, G),) = surrogate.maps
-    ones = torch.ones_like(surrogate.mean[:1] if G.any_batch else surrogate.mean).unsqueeze(0)
+    ones = torch.ones_like(surrogate.mean[:1] if G.thin else surrogate.mean).unsqueeze(0)
     back = G.transpose(ones)  # (1, batch or 1, *inputs)
     spread = torch.zeros_like(back) if x.diag is None else back * x.diag
     if x.factor is not None:

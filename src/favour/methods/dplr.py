@@ -27,11 +27,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from favour.linear_map import LinearMap
 from favour.methods.algorithm1 import decompose
-from favour.methods.forward import Blocks, Representation, pushed_blocks
+from favour.methods.forward import Blocks, Representation, Sweep, pushed_blocks
 from favour.plan import Step
-from favour.surrogate import DiagonalNoise, Noise, Surrogate, diagonal_columns, flat, inner, weighted_gram
+from favour.surrogate import DiagonalNoise, LinearMap, Noise, Surrogate, diagonal_columns, flat, inner, weighted_gram
 from favour.value import Value
 
 # Outputs with at most this many entries keep their full covariance.
@@ -73,7 +72,7 @@ class Pending:
         everywhere = g.expand(g.shape[0], *self.like.shape)
         total = torch.zeros((), dtype=g.dtype, device=g.device) if self.diag is None else weighted_gram(g, self.diag)
         for G, variance in self.spread:
-            total = total + weighted_gram(G.transpose(g if G.any_batch else everywhere), variance)
+            total = total + weighted_gram(G.transpose(g if G.thin else everywhere), variance)
         for noise in self.noises:
             total = total + noise.gram(everywhere)
         if self.columns is not None:
@@ -117,13 +116,13 @@ class Compressed(Representation):
         self.dense: dict[str, Tensor] = {}
         self.count = 0  # names of columns: an operation may have several results
 
-    def absorb(self, surrogate: Surrogate, step: Step) -> Value:
+    def absorb(self, surrogate: Surrogate, step: Step, sweep: Sweep) -> Value:
         maps = [(x, self._cheap(G)) for x, G in surrogate.maps]
         blocks = pushed_blocks(surrogate, maps)
         pending = Pending([], [], None, None, surrogate.mean)
         for x, G in maps:
             if x.diag is not None:
-                if G.disjoint:
+                if G.one_per_column:
                     part = G.square(x.diag)
                     pending.diag = part if pending.diag is None else pending.diag + part
                 else:
@@ -155,7 +154,7 @@ class Compressed(Representation):
         return Value(surrogate.mean, diag, blocks)
 
     def _cheap(self, G: LinearMap) -> LinearMap:
-        return G if self.weight_rank is None or G.compressed is None else G.compressed(self.weight_rank)
+        return G if self.weight_rank is None else G.low_rank(self.weight_rank)
 
     def _compress(self, pending: Pending, step: Step, size: int, blocks: Blocks) -> Tensor | None:
         """Add a block of at most `rank` columns to `blocks` and return the new diagonal."""

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from favour.capture.fusion import FusedNode, fused_surrogate
 from favour.capture.graph import Node, replace_nodes
-from favour.linear_map import LinearMap
 from favour.plan import Plan, Step
-from favour.surrogate import DiagonalNoise, Noise, Surrogate, diagonal_columns
+from favour.surrogate import DiagonalNoise, LinearMap, Noise, Surrogate, Unavailable, diagonal_columns
 from favour.value import Context, Value
 
 if TYPE_CHECKING:
@@ -33,8 +32,8 @@ class Representation(ABC):
     """How values hold their covariance."""
 
     @abstractmethod
-    def absorb(self, surrogate: Surrogate, step: Step) -> Value:
-        """The value an operation results in."""
+    def absorb(self, surrogate: Surrogate, step: Step, sweep: Sweep) -> Value:
+        """The value an operation results in; what could not be carried is noted in the sweep."""
 
     def source(self, value: Value, step_name: str, forked: bool) -> Value:
         """Take in an uncertain input of the network."""
@@ -49,13 +48,32 @@ class Entry:
     surrogate: Surrogate
     step: Step
 
+    @property
+    def curved(self) -> bool:
+        """Whether the result is no linear function of what is uncertain."""
+        more = len(self.surrogate.maps) > 1 or bool(self.surrogate.noises)
+        return more and (self.step.rule is None or self.step.rule.exactness != "exact")
+
 
 @dataclass
 class Sweep:
-    """What a forward sweep leaves behind."""
+    """What a forward sweep leaves behind.
+
+    Attributes:
+        values: Of every node.
+        tape: Surrogates and results, in order.
+        notes: What methods could not do, by the name of the step.
+    """
 
     values: dict[Node, Any]
     tape: list[Entry] = field(default_factory=list)
+    notes: dict[str, list[str]] = field(default_factory=dict)
+
+    def note(self, step: Step, text: str) -> None:
+        """Something that a method wanted and an operation could not tell; `Predictor.explain` shows it."""
+        known = self.notes.setdefault(step.node.name, [])
+        if text not in known:
+            known.append(text)
 
 
 def run(
@@ -80,11 +98,10 @@ def run(
     for step in plan.steps:
         node = step.node
         if step.uncertain:
-            ctx.step, ctx.module, ctx.place = node.name, node.module, node.place
-            made = surrogate_of(step, values, ctx)
+            made = surrogate_of(step, values, ctx.at(node.name, node.module, node.place))
             results = []
             for surrogate in made if isinstance(made, list) else [made]:
-                value = representation.absorb(surrogate, step)
+                value = representation.absorb(surrogate, step, sweep)
                 value.name = node.name
                 results.append(value)
                 if keep_tape:
@@ -153,13 +170,13 @@ class DiagonalOnly(Representation):
     def __init__(self, neighbours: bool = False, cumulants: bool = False) -> None:
         self.neighbours, self.cumulants = neighbours, cumulants
 
-    def absorb(self, surrogate: Surrogate, step: Step) -> Value:
+    def absorb(self, surrogate: Surrogate, step: Step, sweep: Sweep) -> Value:
         near = surrogate.near if self.neighbours else None
         if surrogate.variance is not None:
             return Value(surrogate.mean, surrogate.variance, near=near)
         value = self._marginal(surrogate, near)
         if self.cumulants:
-            value.cumulants = _cumulants(surrogate)
+            value.cumulants = _cumulants(surrogate, step, sweep)
         return value
 
     def _marginal(self, surrogate: Surrogate, near: Neighbours | None) -> Value:
@@ -175,13 +192,18 @@ class DiagonalOnly(Representation):
         return Value(value.mean, value.variance)
 
 
-def _cumulants(surrogate: Surrogate) -> tuple[Tensor, Tensor] | None:
+def _cumulants(surrogate: Surrogate, step: Step, sweep: Sweep) -> tuple[Tensor, Tensor] | None:
     """κ₃ and κ₄ of a result; what passes an activation, or comes from several arguments, is forgotten."""
     found: list[tuple[Tensor, Tensor]] = []
     if len(surrogate.maps) == 1:
         ((x, G),) = surrogate.maps
-        if x.cumulants is not None and G.curvature is None and G.power is not None:
-            found.append((G.power(x.cumulants[0], 3), G.power(x.cumulants[1], 4)))
+        if x.cumulants is not None and surrogate.second is None:
+            third, fourth = G.power(3), G.power(4)
+            if isinstance(third, Unavailable):
+                sweep.note(step, f"pairs: cumulants stop here, {third.reason}")
+            elif isinstance(fourth, LinearMap):
+                k3, k4 = (k.unsqueeze(0) for k in x.cumulants)
+                found.append((third.apply(k3).squeeze(0), fourth.apply(k4).squeeze(0)))
     found += [noise.cumulants() for noise in surrogate.noises if noise.cumulants is not None]
     if not found:
         return None
@@ -197,9 +219,9 @@ class Explicit(Representation):
     def __init__(self) -> None:
         self.count = 0
 
-    def absorb(self, surrogate: Surrogate, step: Step) -> Value:
+    def absorb(self, surrogate: Surrogate, step: Step, sweep: Sweep) -> Value:
         for x, G in surrogate.maps:
-            if not G.disjoint or len(surrogate.maps) > 1:
+            if not G.one_per_column or len(surrogate.maps) > 1:
                 self._expand(x)
         blocks = pushed_blocks(surrogate, surrogate.maps)
         diag: Tensor | None = None

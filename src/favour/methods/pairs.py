@@ -37,9 +37,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from favour.linear_map import scaled
 from favour.methods.forward import Entry, Sweep
-from favour.surrogate import DiagonalNoise, LatentNoise, Noise, flat
+from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Pointwise
 from favour.tracing import constant
 from favour.value import Value
 
@@ -54,7 +53,7 @@ class Pairs:
     """
 
     def __init__(self, sweep: Sweep, inputs: list[Value], groups: int) -> None:
-        self.groups = groups
+        self.sweep, self.groups = sweep, groups
         self.images: dict[int, Tensor] = {}
         self.draws: dict[int, int] = {}  # n, of an image
         self.own: dict[int, Tensor] = {}  # o
@@ -71,7 +70,7 @@ class Pairs:
                 if id(x) in self.images:
                     self._add(entry.value, G.apply(self.images[id(x)]), self.draws[id(x)])
                 alike = math.prod(x.mean.shape[1:]) == math.prod(entry.value.mean.shape[1:])
-                if id(x) in self.own and G.disjoint and alike:
+                if id(x) in self.own and G.one_per_column and alike:
                     _sum(self.own, entry.value, G.square(self.own[id(x)]))
                 if id(x) in self.unseen:
                     _sum(self.unseen, entry.value, G.square(self.unseen[id(x)]))
@@ -106,14 +105,18 @@ class Pairs:
         """For covectors g behind an activation: a label, the pairs' covariance and the noises that are left."""
         if len(entry.surrogate.maps) != 1:
             return None
-        ((x, G),) = entry.surrogate.maps
+        ((x, _),) = entry.surrogate.maps
         u = self.images.get(id(x))
-        if G.curvature is None or u is None:
+        if u is None:
             return None
-        bend = G.curvature()
-        images, b = flat(u).transpose(0, 1).unsqueeze(1), flat(scaled(g, bend)).transpose(0, 1).unsqueeze(2)
-        first, second = torch.triu_indices(self.groups, self.groups, 1, device=u.device).unbind()
-        M = ((images * b) @ images.mT)[..., first, second]  # (batch, F, P(P − 1)/2)
+        second = entry.surrogate.second
+        if not isinstance(second, Pointwise):
+            if second is not None or entry.curved:
+                self.sweep.note(entry.step, "pairs: what two draws do here together is left out")
+            return None
+        bend = second.curvature()
+        one, two = torch.triu_indices(self.groups, self.groups, 1, device=u.device).unbind()
+        M = second.forms(g, u)[..., one, two]  # (batch, F, P(P − 1)/2)
         seen = x.variance - self.unseen[id(x)] if id(x) in self.unseen else x.variance
         paired = seen.clamp_min(0).square()
         if id(x) in self.own:

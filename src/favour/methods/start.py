@@ -27,11 +27,11 @@ import torch
 from torch import Tensor
 
 from favour.covariance import square_root
-from favour.linear_map import LinearMap
 from favour.methods.algorithm1 import decompose, gram_schmidt
 from favour.methods.dplr import Pending, Start
 from favour.plan import Step
 from favour.surrogate import flat, weighted_gram
+from favour.surrogate.matrices import LowRankMatrix
 
 # Rank q of the weights, at least and per column; the iterations on S, where they cost next to nothing; the least
 # number of cheap iterations of Algorithm 1 (more columns take up to four).
@@ -65,12 +65,12 @@ def warm_start(starts: dict[str, Tensor], seed: int) -> Start:
             return fixed_noise(starts, seed, f"{step.node.name}.{part}", shape, pending.like)
 
         q = max(CHEAP_RANK, CHEAP_RANK_PER_COLUMN * rank)
-        cheap = [(_compressed(G, q), variance) for G, variance in pending.spread]
-        if len(cheap) == 1 and cheap[0][0].factors is not None and pending.like.ndim == 2 and not pending.noises:
-            A, B = cheap[0][0].factors  # sorted by singular value
-            A, B = A[:, :q], B[:q]
+        cheap = [(G.low_rank(q), variance) for G, variance in pending.spread]
+        only = cheap[0][0] if len(cheap) == 1 and pending.like.ndim == 2 and not pending.noises else None
+        if isinstance(only, LowRankMatrix):
+            A, B = only.left, only.right
             return _leading(pending, A, B, noise("core", (rank, B.shape[0])))
-        affordable = all(G.compressed is not None for G, _ in pending.spread)
+        affordable = all(G.weighted for G, _ in pending.spread)
         reduced = Pending(cheap, pending.noises, pending.columns, pending.diag, pending.like)
         if pending.columns is not None and pending.columns.shape[0] == rank:
             guess = pending.columns
@@ -99,10 +99,6 @@ def _leading(pending: Pending, A: Tensor, B: Tensor, start: Tensor) -> Tensor:
         size = square_root(z.square().sum(-1, keepdim=True))
         z = z / torch.where(size > 0, size, 1.0)
     return (z * size) @ A.T
-
-
-def _compressed(G: LinearMap, q: int) -> LinearMap:
-    return G if G.compressed is None else G.compressed(q)
 
 
 def _draws(pending: Pending, rank: int, noise: Callable[[str, tuple[int, ...]], Tensor]) -> Tensor:

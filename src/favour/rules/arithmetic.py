@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.linear_map import LinearMap, compose, scaling
 from favour.rules.embedding import added_noises
 from favour.rules.products import divide, multiply
 from favour.rules.registry import rule
 from favour.rules.shape import broadcast
-from favour.surrogate import Surrogate
+from favour.surrogate import LinearMap, Surrogate, compose, scaling, structural
 from favour.value import Context, Value, mean_of
 
 aten = torch.ops.aten
@@ -119,21 +118,11 @@ def scatter(ctx: Context, x: Any, source: Any, dim: int = 0, *rest: Any) -> Surr
         return op(d, torch.zeros_like(window), dim + 1, *rest)
 
     if isinstance(x, Value):
-        maps.append((x, LinearMap(clear, clear, lambda v: clear(v.unsqueeze(0)).squeeze(0), disjoint=True)))
+        maps.append((x, structural(clear, clear, one_per_row=True)))
     if isinstance(source, Value):
 
         def put(d: Tensor) -> Tensor:
             return op(d.new_zeros(d.shape[0], *out), d, dim + 1, *rest)
 
-        maps.append(
-            (
-                source,
-                LinearMap(
-                    put,
-                    lambda g: take(g, dim + 1, *rest),
-                    lambda v: put(v.unsqueeze(0)).squeeze(0),
-                    disjoint=True,
-                ),
-            )
-        )
+        maps.append((source, structural(put, lambda g: take(g, dim + 1, *rest), one_per_row=True)))
     return Surrogate(mean, maps)

@@ -14,9 +14,9 @@ from 7 % to 1 %. So that it stays a contraction, λ counts as λ/(1 + mλ) and U
 D = m/(1 + mλ), r = m − D = mλD and w = Ju both parts are of low rank,
 
     G = diag(D) − Dmᵀ − m((Σr)m − r)ᵀ − Σ_k w_k w_kᵀ = diag(D) − Σ_l P_l Q_lᵀ
-    Σ_j G_ij² v_j = D_i(D_i − 2Σ_l P_li Q_li)v_i + Σ_ll′ P_li P_l′i (Σ_j Q_lj Q_l′j v_j),
 
-so neither needs a matrix for each row of scores. Several columns u that are large together may still take an entry
+so neither G nor its squares (`favour.surrogate.jacobian`) need a matrix for each row of
+scores. Several columns u that are large together may still take an entry
 above the variance that 0 ≤ p_i ≤ 1 allows: its row of G is shortened to that.
 
     softmax       N_ii = ½ tr(H_i V H_i V),   H_i = m_i[(e_i − m)(e_i − m)ᵀ − diag(m) + mmᵀ],  V = diag(v/(1 + mv)),
@@ -42,9 +42,9 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.linear_map import LinearMap, compose, scaling, weighted_sum
 from favour.rules.registry import rule
-from favour.surrogate import DiagonalNoise, Surrogate
+from favour.surrogate import DiagonalNoise, LinearMap, Surrogate, compose, scaling, weighted_sum
+from favour.surrogate.jacobian import DiagonalPlusLowRank
 from favour.value import Context, Value
 
 aten = torch.ops.aten
@@ -122,7 +122,6 @@ def softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, dtyp
         )
     v = x.variance
     m = _expected(x, axis)
-    # D, and P and Q in one tensor each: (L, *shape)
     D = m if x.diag is None else m / (1 + m * x.diag)
     r = m - D if x.diag is None else m * x.diag * D
     left, right = [D, m], [m, r.sum(axis, keepdim=True) * m - r]
@@ -131,30 +130,14 @@ def softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, dtyp
         w = m * u
         w = w - m * w.sum(axis + 1, keepdim=True)
         w = w * (1 + (u * w).sum(axis + 1, keepdim=True).sum(0)).rsqrt()
-        left, right = [*left, *w], [*right, *w]
-    P, Q = torch.stack(left), torch.stack(right)
-
-    def forward(d: Tensor) -> Tensor:
-        inner = (Q.unsqueeze(1) * d).sum(axis + 2, keepdim=True)
-        return D * d - (P.unsqueeze(1) * inner).sum(0)
-
-    def back(g: Tensor) -> Tensor:
-        inner = (P.unsqueeze(1) * g).sum(axis + 2, keepdim=True)
-        return D * g - (Q.unsqueeze(1) * inner).sum(0)
-
-    def square(d: Tensor) -> Tensor:
-        total = D * (D - 2 * (P * Q).sum(0)) * d
-        for P_l, Q_l in zip(P, Q, strict=True):
-            seen = (Q * (Q_l * d)).sum(axis + 1, keepdim=True)
-            total = total + P_l * (P * seen).sum(0)
-        return total.clamp_min(0)  # a sum of squares, but for rounding
-
-    G, most = LinearMap(forward, back, square), m * (1 - m)
+        left, right = [*left, *w.unbind()], [*right, *w.unbind()]
+    G: LinearMap = DiagonalPlusLowRank(D, [-p for p in left], right, x.mean.shape, axis)
+    most = m * (1 - m)
     if x.factor is None:
-        carried = square(v)
+        carried = G.square(v)
     else:
-        carried = forward(x.factor).square().sum(0)
-        carried = carried if x.diag is None else carried + square(x.diag)
+        carried = G.apply(x.factor).square().sum(0)
+        carried = carried if x.diag is None else carried + G.square(x.diag)
         beyond = carried > most
         share = torch.where(beyond, most / torch.where(beyond, carried, 1.0), 1.0)
         # √ has no gradient at 0, where an entry is certain and so is the row
@@ -176,14 +159,7 @@ def log_softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, 
     mean = x.mean.log_softmax(axis) - _rise(x, p, axis)
     m = _expected(x, axis)
 
-    def square(d: Tensor) -> Tensor:
-        return (1 - 2 * m) * d + (m.square() * d).sum(axis, keepdim=True)
-
-    G = LinearMap(
-        lambda d: d - (d * m).sum(axis + 1, keepdim=True),
-        lambda g: g - m * g.sum(axis + 1, keepdim=True),
-        square,
-    )
+    G = DiagonalPlusLowRank(1.0, [-1.0], [m], m.shape, axis)
     return Surrogate(mean, [(x, G)])
 
 
@@ -208,6 +184,6 @@ def logsumexp(ctx: Context, x: Value, dim: Any, keepdim: bool = False) -> Surrog
     def shaped(t: Tensor, at: int) -> Tensor:
         return t if keepdim else t.squeeze(at)
 
-    G = weighted_sum(m, axis, keepdim)
+    G = weighted_sum(m, axis, keepdim, m.shape[axis])
     noise = DiagonalNoise(shaped(bend, axis), f"{ctx.module or 'model'} (logsumexp)")
     return Surrogate(shaped(mean, axis), [(x, G)], [noise])

@@ -28,10 +28,9 @@ import torch
 from torch import Tensor
 
 from favour.errors import ShapeMismatch
-from favour.linear_map import identity, scaling
 from favour.rules.dropout import second_moment_noise
 from favour.rules.registry import rule
-from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Surrogate, products
+from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Surrogate, identity, products, scaling
 from favour.value import Context, Value, mean_of
 
 aten = torch.ops.aten

@@ -4,9 +4,6 @@ y = K ∗ x + b is linear in x, so mean and deviations go through convolutions (
 
     E[y] = K̄ ∗ μ + b̄,   G = K̄ ∗ ·,   Gᵀ = the transposed convolution with the same kernel,   G∘G = (K̄∘K̄) ∗ ·
 
-A strided convolution ignores the last entries that fill no window; the transposed one is told how many by its
-output padding, which makes it the exact adjoint.
-
 **Gaussian kernels.** One kernel is drawn and used at every position, so the noise is correlated across positions.
 y is linear in the kernel too: K ∗ a = J(a) k, J(a) = ∂(K ∗ a)/∂k. With Σ_k the covariance of the kernel's entries,
 
@@ -30,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,149 +35,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.linear_map import LinearMap
 from favour.posterior import Diagonal, Full, Gaussian, Rows
 from favour.posterior.gaussians import psd_root
 from favour.rules.kernel_neighbours import Convolved, Draws
-from favour.rules.linear import low_rank
+from favour.rules.linear import kept
 from favour.rules.registry import rule
 from favour.rules.weight_space import Layout, shared_noise, weight_space
 from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Surrogate, constant_between, factor_noise, products
+from favour.surrogate.convolution import Convolution, Geometry
 from favour.value import Context, Value, Weight, mean_of
 
 aten = torch.ops.aten
 Sizes = int | Sequence[int]
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """How a kernel moves over its input, one number for each spatial dimension.
-
-    Attributes:
-        stride, padding, dilation: As in `torch.nn.functional.conv2d`.
-        groups: Blocks of channels that do not see each other.
-        transposed: The transposed convolution, whose kernel is (in, out/groups, *window).
-        output_padding: Of the transposed convolution.
-        extra: Zeros at the far end beyond `padding`, for an even window and `padding="same"`.
-    """
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int = 1
-    transposed: bool = False
-    output_padding: tuple[int, ...] = ()
-    extra: tuple[int, ...] = ()
-
-    def apply(self, x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
-        """K ∗ x + b, for x of shape (batch, channels, *space)."""
-        if any(self.extra):
-            x = F.pad(x, [n for e in reversed(self.extra) for n in (0, e)])
-        return self._run(x, kernel, bias, self.transposed, self.output_padding)
-
-    def adjoint(self, g: Tensor, kernel: Tensor, space: Sequence[int]) -> Tensor:
-        """⟨K ∗ x, g⟩ = ⟨x, adjoint(g)⟩ for x with the spatial sizes `space`."""
-        if self.transposed:
-            back = self._run(g, kernel, None, False, (0,) * len(space))
-        else:
-            # What the strided convolution did not look at.
-            rest = tuple(
-                n + e + 2 * p - d * (k - 1) - 1 - s * (m - 1)
-                for n, e, p, d, k, s, m in zip(
-                    space,
-                    self.extra,
-                    self.padding,
-                    self.dilation,
-                    kernel.shape[2:],
-                    self.stride,
-                    g.shape[2:],
-                    strict=True,
-                )
-            )
-            back = self._run(g, kernel, None, True, rest)
-        for i, size in enumerate(space):
-            back = back.narrow(i + 2, 0, size) if back.shape[i + 2] != size else back
-        return back
-
-    def _run(self, x: Tensor, kernel: Tensor, bias: Tensor | None, transposed: bool, rest: tuple[int, ...]) -> Tensor:
-        return aten.convolution.default(
-            x, kernel, bias, self.stride, self.padding, self.dilation, transposed, rest, self.groups
-        )
-
-    def patches(self, a: Tensor, kernel: Tensor) -> Tensor:
-        """The entries of a that each entry of the kernel meets, (batch, groups, channels/groups, window, *output).
-
-        Channel by channel a convolution with the one-hot kernels e_1, …, e_window.
-        """
-        window = kernel.shape[2:]
-        count, channels = math.prod(window), a.shape[1]
-        eye = torch.eye(count, dtype=a.dtype, device=a.device).reshape(1, count, *window)
-        hot = eye.expand(channels, count, *window)
-        hot = hot if self.transposed else hot.reshape(channels * count, 1, *window)
-        seen = replace(self, groups=channels).apply(a, hot)
-        return seen.reshape(a.shape[0], self.groups, channels // self.groups, count, *seen.shape[2:])
-
-
-def convolution_map(ctx: Context, geometry: Geometry, kernel: Tensor, space: Sequence[int]) -> LinearMap:
-    """G = K ∗ · on inputs with the spatial sizes `space`; the fold axis rides in the batch."""
-    squared = ctx.cached("square", kernel, lambda w: ctx.shortened(w.square()))
-    short = ctx.cached("short", kernel, ctx.shortened)
-
-    def apply(d: Tensor) -> Tensor:
-        y = geometry.apply(d.flatten(0, 1).to(short.dtype), short)
-        return y.reshape(*d.shape[:2], *y.shape[1:]).to(d.dtype)
-
-    def transpose(g: Tensor) -> Tensor:
-        x = geometry.adjoint(g.flatten(0, 1).to(short.dtype), short, space)
-        return x.reshape(*g.shape[:2], *x.shape[1:]).to(g.dtype)
-
-    def square(v: Tensor) -> Tensor:
-        return geometry.apply(v.to(squared.dtype), squared).to(v.dtype)
-
-    def compressed(q: int) -> LinearMap:
-        """K ≈ AB over its first axis: q kernels B and a change of channels A (paper section 4.1)."""
-        if q >= min(kernel.shape[0], kernel[:1].numel()):
-            return full
-        A, B = ctx.cached(f"svd{q}", kernel, lambda w: tuple(map(ctx.shortened, low_rank(w.flatten(1), q))))
-        B = B.reshape(q, *kernel.shape[1:])
-
-        def mix(t: Tensor, matrix: Tensor) -> Tensor:
-            return torch.einsum("fbc...,dc->fbd...", t.to(matrix.dtype), matrix)
-
-        def through(t: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
-            y = run(t.flatten(0, 1).to(B.dtype))
-            return y.reshape(*t.shape[:2], *y.shape[1:])
-
-        def forward(d: Tensor) -> Tensor:
-            if geometry.transposed:  # the first axis is the input's
-                return through(mix(d, A.mT), lambda t: geometry.apply(t, B)).to(d.dtype)
-            return mix(through(d, lambda t: geometry.apply(t, B)), A).to(d.dtype)
-
-        def back(g: Tensor) -> Tensor:
-            if geometry.transposed:
-                return mix(through(g, lambda t: geometry.adjoint(t, B, space)), A).to(g.dtype)
-            return through(mix(g, A.mT), lambda t: geometry.adjoint(t, B, space)).to(g.dtype)
-
-        return LinearMap(forward, back, square, any_batch=True)
-
-    def square_transpose(c: Tensor) -> Tensor:
-        x = geometry.adjoint(c.flatten(0, 1).to(squared.dtype), squared, space)
-        return x.reshape(*c.shape[:2], *x.shape[1:]).to(c.dtype)
-
-    def power(k: Tensor, n: int) -> Tensor:
-        powers = ctx.cached(f"power{n}", kernel, lambda w: ctx.shortened(w**n))
-        return geometry.apply(k.to(powers.dtype), powers).to(k.dtype)
-
-    full = LinearMap(
-        apply,
-        transpose,
-        square,
-        any_batch=True,
-        compressed=compressed if geometry.groups == 1 else None,
-        square_transpose=square_transpose,
-        power=power,
-    )
-    return full
 
 
 def convolved(ctx: Context, x: Any, kernel: Any, bias: Any, geometry: Geometry) -> Surrogate:
@@ -194,7 +60,7 @@ def convolved(ctx: Context, x: Any, kernel: Any, bias: Any, geometry: Geometry) 
             f"(kernel {tuple(K.shape)}); uncertain tensors keep the batch in front."
         )
     y = geometry.apply(mean, K, mean_of(bias))
-    maps = [(x, convolution_map(ctx, geometry, K, mean.shape[2:]))] if isinstance(x, Value) else []
+    maps = [(x, Convolution(geometry, kept(ctx, K), mean.shape[2:]))] if isinstance(x, Value) else []
     draws = Draws()
     noises = _kernel_noises(ctx, x, kernel, bias, y, geometry, draws) if isinstance(kernel, Weight) else []
     if isinstance(bias, Weight) and bias.gaussian is not None and bias.partner is None:

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from favour.errors import InvalidValue
-from favour.linear_map import identity, partners
 from favour.rules.registry import rule
-from favour.surrogate import DiagonalNoise, Surrogate
+from favour.surrogate import DiagonalNoise, Surrogate, identity, partners
 from favour.value import Context, Value, mean_of
 
 aten = torch.ops.aten

@@ -24,11 +24,19 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.linear_map import partners, structural
 from favour.posterior import Diagonal
 from favour.rules.registry import rule
 from favour.rules.weight_space import weight_space
-from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Surrogate, constant_between, factor_noise
+from favour.surrogate import (
+    DiagonalNoise,
+    LatentNoise,
+    Noise,
+    Surrogate,
+    constant_between,
+    factor_noise,
+    partners,
+    structural,
+)
 from favour.value import Context, Value, Weight
 
 aten = torch.ops.aten
@@ -216,7 +224,9 @@ def index(ctx: Context, x: Any, indices: Sequence[Any]) -> Surrogate:
     def put(g: Tensor) -> Tensor:
         return aten.index_put.default(g.new_zeros(g.shape[0], *shape), folded, g, True)
 
-    G = structural(lambda d: aten.index.Tensor(d, folded), put, disjoint=False, alike=indices[0] is None)
+    G = structural(
+        lambda d: aten.index.Tensor(d, folded), put, one_per_row=True, disjoint=False, alike=indices[0] is None
+    )
     return Surrogate(mean, [(x, G)])
 
 
@@ -250,5 +260,5 @@ def gather(ctx: Context, x: Any, dim: int, index: Any, *, sparse_grad: bool = Fa
     def put(g: Tensor) -> Tensor:
         return g.new_zeros(g.shape[0], *shape).scatter_add(dim + 1, folded(g), g)
 
-    G = structural(lambda d: d.gather(dim + 1, folded(d)), put, disjoint=False, alike=False)
+    G = structural(lambda d: d.gather(dim + 1, folded(d)), put, one_per_row=True, disjoint=False, alike=False)
     return Surrogate(x.mean.gather(dim, index), [(x, G)])

@@ -21,20 +21,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from favour.linear_map import LinearMap
 from favour.neighbours import Lag, Neighbours, inside, shifted
 from favour.posterior import Gaussian
 from favour.rules.weight_space import Layout, row_variances
-from favour.surrogate import LatentNoise
+from favour.surrogate import LatentNoise, LinearMap, compose, scaling
+from favour.surrogate.convolution import Convolution, Geometry
+from favour.surrogate.matrices import passing
 from favour.value import Value
-
-if TYPE_CHECKING:
-    from favour.rules.convolution import Geometry
 
 
 @dataclass
@@ -106,17 +103,8 @@ class Convolved(Neighbours):
         variance, geometry = self.draws.variance, self.geometry
         if not isinstance(self.x, Value) or self.x.near is None or variance is None:
             return None
-        mean = 2 * self.x.mean
-
-        def apply(d: Tensor) -> Tensor:
-            y = geometry.apply((d * mean).flatten(0, 1), variance)
-            return y.reshape(*d.shape[:2], *y.shape[1:])
-
-        def transpose(g: Tensor) -> Tensor:
-            back = geometry.adjoint(g.flatten(0, 1), variance, mean.shape[2:])
-            return back.reshape(*g.shape[:2], *back.shape[1:]) * mean
-
-        return self.x, LinearMap(apply, transpose, lambda v: geometry.apply(v * mean.square(), variance.square()))
+        spread = Convolution(geometry, passing(variance), self.x.mean.shape[2:])
+        return self.x, compose(spread, scaling(2 * self.x.mean))
 
     def _make_columns(self) -> Tensor | None:
         latent = self.draws.latent

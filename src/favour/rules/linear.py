@@ -34,8 +34,7 @@ Symbols: μ, v, λ, u the input's mean, marginal variance, independent part and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -45,7 +44,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.linear_map import LinearMap, partners
 from favour.posterior import Diagonal, Full, Gaussian, Kronecker, Rotated, Rows
 from favour.posterior.gaussians import psd_root
 from favour.rules.registry import rule
@@ -60,72 +58,24 @@ from favour.surrogate import (
     constant_between,
     diagonal_latent,
     factor_noise,
+    partners,
 )
+from favour.surrogate.matrices import Kept, Matrix
 from favour.value import Context, Value, Weight, mean_of
 
 aten = torch.ops.aten
 
 
-@contextmanager
-def allow_tf32() -> Iterator[None]:
-    """Let float32 matrix products on a GPU round their factors to TF32 for a moment."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+def kept(ctx: Context, weight: Tensor) -> Kept:
+    """A weight with what products need of it, in their dtype, kept until it changes."""
 
+    def shortened(made: Any) -> Any:
+        return tuple(map(ctx.shortened, made)) if isinstance(made, tuple) else ctx.shortened(made)
 
-def matrix_map(ctx: Context, weight: Tensor) -> LinearMap:
-    """G = W over the last axis; with a rank-q variant W ≈ AB for sub-inference products (paper section 4.1)."""
-    squared = ctx.cached("square", weight, lambda w: ctx.shortened(w.square()))
-    short = ctx.cached("short", weight, ctx.shortened)
+    def make(name: str, function: Callable[[Tensor], Any], costly: bool) -> Any:
+        return ctx.cached(name, weight, lambda w: shortened(function(w)), costly=costly)
 
-    def times(d: Tensor, matrix: Tensor) -> Tensor:
-        if d.ndim > 2 and d.stride(0) < d.stride(1):  # stored batch first: keep it so
-            return times(d.transpose(0, 1), matrix).transpose(0, 1)
-        if ctx.tf32 and not torch.compiler.is_compiling():  # a switch of the process, which cannot be traced
-            with allow_tf32():
-                return F.linear(d, matrix)
-        # Converted back at once: a compiler folds that into the next element-wise operation.
-        return F.linear(d.to(matrix.dtype), matrix).to(d.dtype)
-
-    def square(v: Tensor) -> Tensor:
-        one = v.ndim == 2 and v.shape[0] == 1 and v.dtype == short.dtype and v.device.type == "cpu"
-        if one and torch.compiler.is_compiling() and not torch.compiler.is_exporting():
-            # Compiled code keeps no squares between calls: one pass over W, where W∘W would be written first.
-            return (v.unsqueeze(-2) * short.square()).sum(-1)
-        return times(v, squared)
-
-    def compressed(q: int) -> LinearMap:
-        if q >= min(weight.shape):
-            return full
-        A, B = ctx.cached(f"svd{q}", weight, lambda w: tuple(map(ctx.shortened, low_rank(w, q))))
-        return LinearMap(
-            lambda d: times(times(d, B), A),
-            lambda g: times(times(g, A.T), B.T),
-            square,
-            any_batch=True,
-            factors=(A, B),
-        )
-
-    full = LinearMap(
-        lambda d: times(d, short),
-        lambda g: times(g, short.T),
-        square,
-        any_batch=True,
-        compressed=compressed,
-        square_transpose=lambda c: times(c, squared.T),
-        power=lambda k, n: times(k, ctx.cached(f"power{n}", weight, lambda w: ctx.shortened(w**n))),
-    )
-    return full
-
-
-def low_rank(weight: Tensor, q: int) -> tuple[Tensor, Tensor]:
-    """The best rank-q factors A (m, q), with orthonormal columns, and B (q, n) in Frobenius norm."""
-    left, values, right = torch.linalg.svd(weight.float() if weight.dtype.itemsize < 4 else weight, full_matrices=False)
-    return left[:, :q].to(weight.dtype), (values[:q, None] * right[:q]).to(weight.dtype)
+    return Kept(weight, make, ctx.tf32)
 
 
 @dataclass
@@ -168,7 +118,7 @@ def linear(ctx: Context, x: Any, weight: Any, bias: Any = None) -> Surrogate:
         raise UnsupportedOperation(f"a linear layer at {ctx.place} computes its weight from uncertain values.")
     W = mean_of(weight)
     mean = F.linear(mean_of(x), W, mean_of(bias))
-    maps = [(x, matrix_map(ctx, W))] if isinstance(x, Value) else []
+    maps = [(x, Matrix(kept(ctx, W)))] if isinstance(x, Value) else []
     return Surrogate(mean, maps, weight_noises(ctx, x, weight, bias, mean))
 
 
@@ -177,7 +127,7 @@ def addmm(ctx: Context, bias: Any, x: Any, weight: Any, *, beta: float = 1, alph
     if not isinstance(x, Value) or isinstance(weight, Value) or isinstance(bias, Value):
         raise UnsupportedOperation(f"addmm at {ctx.place} is supported for an uncertain left matrix only.")
     return Surrogate(
-        torch.addmm(bias, x.mean, weight, beta=beta, alpha=alpha), [(x, matrix_map(ctx, alpha * weight.T))]
+        torch.addmm(bias, x.mean, weight, beta=beta, alpha=alpha), [(x, Matrix(kept(ctx, alpha * weight.T)))]
     )
 
 

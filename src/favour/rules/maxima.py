@@ -36,13 +36,12 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.linear_map import LinearMap, compose, structural
 from favour.moments.maxima import ABSENT, Covariances, Dropped, Law, largest, largest_dropped, without_floor
 from favour.neighbours import Mapped, Neighbours
 from favour.rules.channel_dropout import WITHIN_CHANNELS
 from favour.rules.registry import rule
 from favour.rules.windows import Box, Sizes, Windows, adaptive_windows, pool_windows
-from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Surrogate
+from favour.surrogate import DiagonalNoise, LatentNoise, LinearMap, Noise, Surrogate, compose, structural
 from favour.value import Context, Value
 
 aten = torch.ops.aten
@@ -251,7 +250,7 @@ def _reduced(y: Surrogate, x: Value, dims: Sequence[int], keepdim: bool) -> Surr
         return y
     ((_, G),) = y.maps
     kept, shape = y.mean.shape, y.mean.squeeze(tuple(dims)).shape
-    short = structural(lambda d: d.reshape(-1, *shape), lambda g: g.reshape(-1, *kept))
+    short = structural(lambda d: d.reshape(-1, *shape), lambda g: g.reshape(-1, *kept), one_per_row=True)
     noises: list[Noise] = [DiagonalNoise(noise.diag().reshape(shape), noise.label) for noise in y.noises]
     variance = None if y.variance is None else y.variance.reshape(shape)
     return Surrogate(y.mean.reshape(shape), [(x, compose(short, G))], noises, variance=variance)

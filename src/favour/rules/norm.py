@@ -14,9 +14,7 @@ every draw, E[V] = V(μ) + tr(CΣC)/n. Expanding around s² = E[V] + ε, with c 
     N    = wwᵀ∘x̂x̂ᵀ·q/(4s⁴) + diag(w²∘v)·Var[V]/(4s⁶),    q = 2‖CΣC‖²/n²,  Var[V] = 4cᵀκ/n² + q
 
 q is the variance of V's own second-order part, which G does not carry: one draw scales the whole group. The
-squared entries of G have a closed form,
-
-    Σ_j G_ij² v_j = γ²w_i²/s²·[v_i(1 − 2(k + x̂_i²)/n) + (k Σv + 2k x̂_i Σx̂v + x̂_i² Σx̂²v)/n²],   k = 1 (RMSNorm: 0).
+squared entries of G have a closed form, since G is a diagonal plus low rank (`favour.surrogate.jacobian`).
 
 **The variance** of the entries, y = n/(n − d)·V with d the correction, is what the norms divide by:
 
@@ -40,10 +38,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.linear_map import LinearMap, compose, scaling, weighted_sum
 from favour.neighbours import Scaled
 from favour.rules.registry import rule
-from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Surrogate
+from favour.surrogate import DiagonalNoise, LatentNoise, LinearMap, Noise, Surrogate, compose, scaling, weighted_sum
+from favour.surrogate.jacobian import DiagonalPlusLowRank
+from favour.surrogate.linear_map import Factor
 from favour.value import Context, Value
 
 aten = torch.ops.aten
@@ -151,20 +150,12 @@ def normalise(
     shrink = (carried / n).clamp_min(1).rsqrt()
     noise, common, tilt = noise * shrink.square(), common * shrink, gain * shrink
 
-    def forward(d: Tensor) -> Tensor:
-        t = d.reshape(d.shape[0], *grouped)
-        t = t - t.mean(-1, keepdim=True) if centred else t
-        return ((t - hat * (hat * t).mean(-1, keepdim=True)) * (tilt / s)).reshape(d.shape)
-
-    def square(d: Tensor) -> Tensor:
-        t = d.reshape(grouped)
-        sums = [(t * power).sum(-1, keepdim=True) for power in (1.0, hat, hat.square())]
-        rest = k * sums[0] + 2 * k * hat * sums[1] + hat.square() * sums[2]
-        total = (t * (1 - 2 * (k + hat.square()) / n) + rest / n**2).clamp_min(0)  # a sum of squares, but for rounding
-        return (total * (tilt.square() * inverse)).reshape(shape)
-
-    # The matrix of one group is symmetric: C and x̂x̂ᵀ are, and x̂ is centred.
-    G = LinearMap(forward, forward, square)
+    steep = tilt / s
+    left: list[Factor] = [-hat * steep / n]
+    right: list[Factor] = [hat]
+    if centred:
+        left, right = [-steep / n, *left], [1.0, *right]
+    G: LinearMap = DiagonalPlusLowRank(steep, left, right, grouped)
     mean, noise, common = mean.reshape(shape), noise.reshape(shape), common.reshape(shape)
     if weight is not None:
         mean, noise, common = mean * weight, noise * weight.square(), common * weight
@@ -285,7 +276,7 @@ def _variance(ctx: Context, x: Value, dim: Any, correction: float, keepdim: bool
     def shaped(t: Tensor, at: int) -> Tensor:
         return t if keepdim else t.squeeze(at)
 
-    G = weighted_sum(slope, axis, keepdim)
+    G = weighted_sum(slope, axis, keepdim, n)
     noise = DiagonalNoise(shaped(own.movedim(-1, axis), axis), f"{ctx.module or 'model'} (variance)")
     return Surrogate(shaped(mean.movedim(-1, axis), axis), [(x, G)], [noise])
 

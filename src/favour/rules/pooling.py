@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from favour.linear_map import LinearMap
 from favour.neighbours import Mapped, Neighbours
 from favour.rules.registry import rule
 from favour.rules.windows import Box, Sizes, Windows, adaptive_windows, per_axis, pool_windows, spans
-from favour.surrogate import Surrogate
+from favour.surrogate import LinearMap, Surrogate, scaled, structural
 from favour.value import Context, Value
 
 aten = torch.ops.aten
@@ -89,20 +88,19 @@ def _average(axes: int) -> Callable[..., tuple[Tensor, LinearMap]]:
         space = (1, *x.shape[2:]) if flat else tuple(x.shape[2:])
         how = (windows, strides, paddings, ceil_mode, count_include_pad)
 
-        def average(t: Tensor, divisor: int | None = divisor_override) -> Tensor:
+        def average(t: Tensor, divisor: int | None) -> Tensor:
             y = pool(t.unsqueeze(2) if flat else t, *how, divisor)
             return y.squeeze(2) if flat else y
 
         def back(g: Tensor) -> Tensor:
             like = g.new_zeros(*g.shape[:2], *space)
-            y = backward(g.unsqueeze(2) if flat else g, like, *how, divisor_override)
+            y = backward(g.unsqueeze(2) if flat else g, like, *how, 1)
             return y.squeeze(2) if flat else y
 
-        def square(v: Tensor) -> Tensor:
-            ones = torch.ones_like(v[:1, :1])
-            return average(v) * (average(ones) / average(ones, 1))
-
-        return average(x), LinearMap(folded(average), folded(back), square, disjoint=disjoint, any_batch=True)
+        ones = torch.ones_like(x[:1, :1])
+        share = average(ones, divisor_override) / average(ones, 1)  # 1/d_t
+        sums = structural(folded(lambda t: average(t, 1)), folded(back), disjoint=disjoint, name=("windows", how))
+        return average(x, divisor_override), sums.scaled_after(share)
 
     return make
 
@@ -130,15 +128,18 @@ def _adaptive_average(axes: int) -> Callable[..., tuple[Tensor, LinearMap]]:
             y = backward(g.unsqueeze(2) if flat else g, g.new_zeros(*g.shape[:2], *space))
             return y.squeeze(2) if flat else y
 
-        def square(v: Tensor) -> Tensor:
-            y = average(v)
-            for axis, (size, count) in enumerate(zip(sizes, counts, strict=True)):
-                weights = y.new_tensor([1 / length for _, length in spans(size, count)])
-                y = y * weights.reshape(-1, *[1] * (axes - 1 - axis))
-            return y
-
+        share = x.new_ones([1] * (axes + 2))
+        for axis, (size, count) in enumerate(zip(sizes, counts, strict=True)):
+            weights = x.new_tensor([1 / length for _, length in spans(size, count)])
+            share = share * weights.reshape(-1, *[1] * (axes - 1 - axis))
         disjoint = all(size % count == 0 for size, count in zip(sizes, counts, strict=True))
-        return average(x), LinearMap(folded(average), folded(back), square, disjoint=disjoint, any_batch=True)
+        sums = structural(
+            lambda d: scaled(folded(average)(d), 1 / share),
+            lambda g: folded(back)(scaled(g, 1 / share)),
+            disjoint=disjoint,
+            name=("spans", counts),
+        )
+        return average(x), sums.scaled_after(share)
 
     return make
 

@@ -32,17 +32,26 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.linear_map import LinearMap, compose, identity, scaling
 from favour.posterior import Diagonal
 from favour.rules.linear import linear
 from favour.rules.registry import rule
 from favour.rules.shape import broadcast
-from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Surrogate, factor_noise
+from favour.surrogate import (
+    DiagonalNoise,
+    LatentNoise,
+    LinearMap,
+    Noise,
+    Surrogate,
+    compose,
+    factor_noise,
+    identity,
+    scaling,
+)
+from favour.surrogate.matrices import FOLD, Contraction
 from favour.value import Context, Value, Weight, mean_of
 
 aten = torch.ops.aten
 
-FOLD = "Z"
 LETTERS = [letter for letter in string.ascii_letters if letter != FOLD]
 
 
@@ -92,7 +101,7 @@ def second_order(
     for x, y, expand_x, expand_y in ((a, b, expand_a, expand_b), (b, a, expand_b, expand_a)):
         if x.diag is None or y.factor is None:
             continue
-        if expand_x.disjoint or y.factor.shape[0] > COLUMNS:
+        if expand_x.one_per_column or y.factor.shape[0] > COLUMNS:
             diag = diag + x.diag * y.factor.square().sum(0)
         else:
             noises.append(_draw_times_columns(x.diag, expand_y.apply(y.factor), expand_x, label))
@@ -186,9 +195,9 @@ def bilinear(ctx: Context, a: Any, b: Any, ia: str, ib: str, io: str) -> Surroga
     mean = torch.einsum(f"{ia},{ib}->{io}", x, y)
     maps: list[tuple[Any, LinearMap]] = []
     if isinstance(a, Value):
-        maps.append((a, _partial(x, y, ia, ib, io)))
+        maps.append((a, Contraction(y, ia, ib, io, x.shape)))
     if isinstance(b, Value):
-        maps.append((b, _partial(y, x, ib, ia, io)))
+        maps.append((b, Contraction(x, ib, ia, io, y.shape)))
     noises: list[Noise] = []
     if isinstance(a, Value) and isinstance(b, Value):
         for p, q in shared_covariance(a, b):
@@ -241,26 +250,6 @@ def _pairs(times: Callable[[Tensor, Tensor], Tensor], R: int, label: str) -> Lat
     both = times(k, m) + times(m, k)
     halved = (k == m).to(both).reshape(-1, *[1] * (both.ndim - 1)) * (1 - 0.5**0.5)  # √2 u_k·w_k
     return factor_noise(both * (1 - halved), None, label)
-
-
-def _partial(x: Tensor, y: Tensor, ia: str, ib: str, io: str) -> LinearMap:
-    """δ ↦ δ·y, the product as a map of its first operand, of the shape of x."""
-    sizes = dict(zip(ib, y.shape, strict=True))
-    widened = [i for i, letter in enumerate(ia) if x.shape[i] == 1 and sizes.get(letter, 1) != 1]
-    forward, back = f"{FOLD}{ia},{ib}->{FOLD}{io}", f"{FOLD}{io},{ib}->{FOLD}{ia}"
-
-    def transpose(g: Tensor) -> Tensor:
-        wide = torch.einsum(back, g, y)
-        return wide.sum([i + 1 for i in widened], keepdim=True) if widened else wide
-
-    return LinearMap(
-        lambda d: torch.einsum(forward, d, y),
-        transpose,
-        lambda v: torch.einsum(f"{ia},{ib}->{io}", v, y.square()),
-        # Every axis of x survives and no axis is added: each entry of x feeds one entry of the result.
-        disjoint=set(io) <= set(ia) and not widened,
-        any_batch=ia[0] not in ib,
-    )
 
 
 def matmul_letters(a: int, b: int) -> tuple[str, str, str]:

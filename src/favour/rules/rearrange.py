@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.linear_map import LinearMap, identity, scaling, structural
 from favour.rules.registry import linear_map, rule
 from favour.rules.shape import _expand, _permuting, _pieces, _swap, broadcast, cat
-from favour.surrogate import Surrogate
+from favour.surrogate import LinearMap, Sum, Surrogate, compose, identity, scaling, structural
 from favour.value import Context, Value, mean_of
 
 aten = torch.ops.aten
@@ -71,7 +70,9 @@ def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> tuple[T
         )
     folded = [_event(x, d, "roll") + 1 for d in dims]
     there, back = list(shifts), [-s for s in shifts]
-    return x.roll(there, list(dims)), structural(lambda d: d.roll(there, folded), lambda g: g.roll(back, folded))
+    return x.roll(there, list(dims)), structural(
+        lambda d: d.roll(there, folded), lambda g: g.roll(back, folded), one_per_row=True
+    )
 
 
 linear_map(aten.roll.default, make=_roll, family="shape")
@@ -79,7 +80,9 @@ linear_map(aten.roll.default, make=_roll, family="shape")
 
 def _rotate(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> tuple[Tensor, LinearMap]:
     plane = [_event(x, d, "rot90") + 1 for d in dims]
-    return x.rot90(k, list(dims)), structural(lambda d: d.rot90(k, plane), lambda g: g.rot90(-k, plane))
+    return x.rot90(k, list(dims)), structural(
+        lambda d: d.rot90(k, plane), lambda g: g.rot90(-k, plane), one_per_row=True
+    )
 
 
 linear_map(aten.rot90.default, make=_rotate, family="shape")
@@ -99,7 +102,7 @@ def _interleave(
         return g.unflatten(at, (g.shape[at] // repeats, repeats)).sum(at + 1)
 
     y = x.repeat_interleave(repeats, dim)
-    return y, structural(lambda d: d.repeat_interleave(repeats, at), transpose, disjoint=repeats == 1)
+    return y, structural(lambda d: d.repeat_interleave(repeats, at), transpose, one_per_row=True, disjoint=repeats == 1)
 
 
 linear_map(aten.repeat_interleave.self_int, make=_interleave, family="shape")
@@ -125,7 +128,9 @@ def _cumsum(x: Tensor, dim: int, *, dtype: Any = None) -> tuple[Tensor, LinearMa
     def transpose(g: Tensor) -> Tensor:
         return g.flip(at).cumsum(at).flip(at)
 
-    return x.cumsum(dim), structural(lambda d: d.cumsum(at), transpose, disjoint=x.shape[at - 1] < 2)
+    return x.cumsum(dim), structural(
+        lambda d: d.cumsum(at), transpose, disjoint=x.shape[at - 1] < 2, name=("cumsum", at)
+    )
 
 
 linear_map(aten.cumsum.default, make=_cumsum, family="reduction")
@@ -139,15 +144,18 @@ def _diff(x: Tensor, n: int = 1, dim: int = -1, prepend: Any = None, append: Any
         )
     at = _event(x, dim, "diff") + 1
 
-    def transpose(g: Tensor) -> Tensor:
-        zero = torch.zeros_like(g.narrow(at, 0, 1))
-        return torch.cat([zero, g], at) - torch.cat([g, zero], at)
+    count = x.shape[at - 1] - 1
 
-    def square(v: Tensor) -> Tensor:
-        count = v.shape[at - 1] - 1
-        return v.narrow(at - 1, 0, count) + v.narrow(at - 1, 1, count)
+    def shifted(by: int) -> LinearMap:
+        """All entries but the last, or but the first: one from each."""
 
-    return x.diff(dim=dim), LinearMap(lambda d: d.diff(dim=at), transpose, square)
+        def back(g: Tensor) -> Tensor:
+            zero = torch.zeros_like(g.narrow(at, 0, 1)) if count > 0 else g.new_zeros(x.unsqueeze(0).shape)
+            return torch.cat([zero, g] if by else [g, zero], at)
+
+        return structural(lambda d: d.narrow(at, by, count), back, one_per_row=True, name=("shifted", at, by))
+
+    return x.diff(dim=dim), Sum(shifted(1), compose(scaling(-1.0), shifted(0)))
 
 
 linear_map(aten.diff.default, make=_diff, family="reduction")
@@ -160,7 +168,7 @@ def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> tuple
     def put(g: Tensor) -> Tensor:
         return aten.diagonal_scatter.default(g.new_zeros(g.shape[0], *before), g, offset, one, two)
 
-    return x.diagonal(offset, dim1, dim2), structural(lambda d: d.diagonal(offset, one, two), put)
+    return x.diagonal(offset, dim1, dim2), structural(lambda d: d.diagonal(offset, one, two), put, one_per_row=True)
 
 
 linear_map(aten.diagonal.default, make=_diagonal, family="shape")
@@ -170,7 +178,7 @@ def _diag_embed(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> t
     y = torch.diag_embed(x, offset, dim1, dim2)
     one, two = _event(y, dim1, "diag_embed") + 1, _event(y, dim2, "diag_embed") + 1
     return y, structural(
-        lambda d: torch.diag_embed(d, offset, one, two), lambda g: g.diagonal(offset, one, two), disjoint=True
+        lambda d: torch.diag_embed(d, offset, one, two), lambda g: g.diagonal(offset, one, two), one_per_row=True
     )
 
 
@@ -187,7 +195,9 @@ def _unfold(x: Tensor, dim: int, size: int, step: int) -> tuple[Tensor, LinearMa
         entries = g.movedim(-1, at + 1).flatten(at, at + 1)
         return g.new_zeros(g.shape[0], *before).index_add(at, places, entries)
 
-    return x.unfold(dim, size, step), structural(lambda d: d.unfold(at, size, step), transpose, disjoint=step >= size)
+    return x.unfold(dim, size, step), structural(
+        lambda d: d.unfold(at, size, step), transpose, one_per_row=True, disjoint=step >= size
+    )
 
 
 linear_map(aten.unfold.default, make=_unfold, family="shape")
@@ -237,6 +247,7 @@ def scatter_add(ctx: Context, x: Any, dim: int, index: Any, source: Any) -> Surr
         mean,
         lambda d: d.new_zeros(d.shape[0], *mean.shape).scatter_add(at, folded(d), d),
         lambda g: g.gather(at, folded(g)),
+        alike=False,
     )
 
 
@@ -249,8 +260,8 @@ def index_add(ctx: Context, x: Any, dim: int, index: Any, source: Any, *, alpha:
         x,
         source,
         mean,
-        lambda d: d.new_zeros(d.shape[0], *mean.shape).index_add(at, index, d, alpha=alpha),
-        lambda g: alpha * g.index_select(at, index),
+        lambda d: d.new_zeros(d.shape[0], *mean.shape).index_add(at, index, d),
+        lambda g: g.index_select(at, index),
         alpha,
     )
 
@@ -267,13 +278,12 @@ def _added(
     put: Callable[[Tensor], Tensor],
     take: Callable[[Tensor], Tensor],
     alpha: float = 1,
+    alike: bool = True,
 ) -> Surrogate:
     maps: list[tuple[Any, LinearMap]] = [(x, identity())] if isinstance(x, Value) else []
     if isinstance(source, Value):
         # Every entry of the source goes to one place.
-        square = (lambda v: alpha * put(v.unsqueeze(0)).squeeze(0)) if alpha != 1 else None
-        G = structural(put, take)
-        maps.append((source, G if square is None else LinearMap(put, take, square, disjoint=True)))
+        maps.append((source, structural(put, take, alike=alike).scaled_after(alpha)))
     return Surrogate(mean, maps)
 
 
@@ -290,5 +300,5 @@ def tile(ctx: Context, x: Value, dims: Sequence[int]) -> Surrogate:
     def transpose(g: Tensor) -> Tensor:
         return g.reshape(g.shape[0], *split).sum(list(range(1, 2 * len(counts) + 1, 2))).reshape(g.shape[0], *before)
 
-    G = structural(lambda d: d.repeat(1, *counts), transpose, disjoint=math.prod(counts) == 1)
+    G = structural(lambda d: d.repeat(1, *counts), transpose, one_per_row=True, disjoint=math.prod(counts) == 1)
     return Surrogate(mean, [(x, G)])

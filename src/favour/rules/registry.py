@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from favour.errors import InvalidValue, UnsupportedOperation
-from favour.linear_map import LinearMap, compose, scaling
 from favour.neighbours import Scaled
 from favour.scalar import ScalarFunction, remainder_between, surrogate_slope
 from favour.scalar.effective import effective_moments
-from favour.surrogate import DiagonalNoise, Noise, Surrogate, stored
+from favour.surrogate import DiagonalNoise, LinearMap, Noise, Pointwise, Surrogate, compose, scaling, stored
 from favour.value import Context, Value
 
 Exactness = Literal["exact", "moment-matched", "linearised", "refused"]
@@ -128,7 +127,7 @@ def pointwise_surrogate(ctx: Context, x: Value, f: ScalarFunction) -> Surrogate:
             return b * (slope * third + 0.25 * b * fourth)
 
     slope = stored(slope)
-    result = Surrogate(mean, [(x, scaling(slope, bend if price else None))], beyond=beyond)
+    result = Surrogate(mean, [(x, scaling(slope))], beyond=beyond, second=Pointwise(bend) if price else None)
     result.near = None if x.near is None else Scaled(x.near, slope, x.mean.ndim - 2)
     if not price:
         return result

@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.linear_map import LinearMap, structural
 from favour.rules.pooling import folded
 from favour.rules.registry import linear_map
 from favour.rules.windows import per_axis
+from favour.surrogate import LinearMap, structural
+from favour.surrogate.matrices import Separable
 
 aten = torch.ops.aten
 
@@ -30,7 +31,9 @@ aten = torch.ops.aten
 def _pad_constant(x: Tensor, pad: Sequence[int], value: float | None = 0.0) -> tuple[Tensor, LinearMap]:
     """Zeros around deviations; the transpose cuts off what was added (and pads what was cut off)."""
     back = [-n for n in pad]
-    return F.pad(x, list(pad), value=value), structural(lambda d: F.pad(d, list(pad)), lambda g: F.pad(g, back))
+    return F.pad(x, list(pad), value=value), structural(
+        lambda d: F.pad(d, list(pad)), lambda g: F.pad(g, back), one_per_row=True
+    )
 
 
 def _source(mode: str, i: int, size: int) -> int:
@@ -69,7 +72,7 @@ def _pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | N
             g = g.new_zeros(shape).index_add(dim, index, g)
         return g
 
-    return aten.pad.default(x, pad, mode, value), structural(apply, transpose, disjoint=False)
+    return aten.pad.default(x, pad, mode, value), structural(apply, transpose, one_per_row=True, disjoint=False)
 
 
 linear_map(aten.pad.default, make=_pad, family="resampling")
@@ -77,14 +80,6 @@ linear_map(aten.constant_pad_nd.default, make=_pad_constant, family="resampling"
 
 
 # ------------------------------------------------------------- interpolation
-
-
-def _along_axes(t: Tensor, matrices: Sequence[Tensor]) -> Tensor:
-    """Each of the last axes multiplied by its matrix (rows, columns)."""
-    for i, matrix in enumerate(matrices):
-        dim = i - len(matrices)
-        t = (t.transpose(dim, -1) @ matrix.to(t.dtype).mT).transpose(dim, -1)
-    return t
 
 
 def _interpolating(op: Callable[..., Tensor], corners: bool) -> Callable[..., tuple[Tensor, LinearMap]]:
@@ -109,12 +104,7 @@ def _interpolating(op: Callable[..., Tensor], corners: bool) -> Callable[..., tu
             return made.reshape(n, made.shape[1], -1)[..., 0].mT  # (output size, input size)
 
         matrices = [weights(axis) for axis in range(x.ndim - 2)]
-        return resize(x, output_size, scales), LinearMap(
-            folded(lambda d: resize(d, output_size, scales)),
-            lambda g: _along_axes(g, [m.mT for m in matrices]),
-            lambda v: _along_axes(v, [m.square() for m in matrices]),
-            any_batch=True,
-        )
+        return resize(x, output_size, scales), Separable(matrices)
 
     return make
 
@@ -144,13 +134,13 @@ for _op in (
 
 def _pixel_shuffle(x: Tensor, factor: int) -> tuple[Tensor, LinearMap]:
     return F.pixel_shuffle(x, factor), structural(
-        lambda d: F.pixel_shuffle(d, factor), lambda g: F.pixel_unshuffle(g, factor)
+        lambda d: F.pixel_shuffle(d, factor), lambda g: F.pixel_unshuffle(g, factor), one_per_row=True
     )
 
 
 def _pixel_unshuffle(x: Tensor, factor: int) -> tuple[Tensor, LinearMap]:
     return F.pixel_unshuffle(x, factor), structural(
-        lambda d: F.pixel_unshuffle(d, factor), lambda g: F.pixel_shuffle(g, factor)
+        lambda d: F.pixel_unshuffle(d, factor), lambda g: F.pixel_shuffle(g, factor), one_per_row=True
     )
 
 
@@ -161,7 +151,9 @@ def _channel_shuffle(x: Tensor, groups: int) -> tuple[Tensor, LinearMap]:
         return d.unflatten(2, (rows, -1)).transpose(2, 3).flatten(2, 3)
 
     rest = x.shape[1] // groups
-    return aten.channel_shuffle.default(x, groups), structural(lambda d: shuffle(d, groups), lambda g: shuffle(g, rest))
+    return aten.channel_shuffle.default(x, groups), structural(
+        lambda d: shuffle(d, groups), lambda g: shuffle(g, rest), one_per_row=True
+    )
 
 
 def _patches(
@@ -174,6 +166,7 @@ def _patches(
     return aten.im2col.default(x, *how), structural(
         folded(lambda d: aten.im2col.default(d, *how)),
         folded(lambda g: aten.col2im.default(g, size, *how)),
+        one_per_row=True,
         disjoint=disjoint,
     )
 

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.linear_map import LinearMap, compose, identity, structural
 from favour.rules.registry import deterministic, linear_map, rule
-from favour.surrogate import Surrogate
+from favour.surrogate import LinearMap, Surrogate, compose, identity, structural
 from favour.value import Context, Value, mean_of
 
 aten = torch.ops.aten
@@ -40,14 +39,20 @@ def broadcast(shape: Sequence[int], out: Sequence[int]) -> LinearMap:
     def transpose(g: Tensor) -> Tensor:
         return g.sum(summed, keepdim=True).reshape(g.shape[0], *shape) if summed else g.reshape(g.shape[0], *shape)
 
-    return structural(apply, transpose, disjoint=not summed)
+    name = ("broadcast", tuple(shape), tuple(out))
+    return structural(apply, transpose, one_per_row=True, disjoint=not summed, name=name)
 
 
 def _reshaping(op: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, LinearMap]]:
     def make(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, LinearMap]:
         y = op(x, *args, **kwargs)
         before, after = x.shape, y.shape
-        return y, structural(lambda d: d.reshape(d.shape[0], *after), lambda g: g.reshape(g.shape[0], *before))
+        return y, structural(
+            lambda d: d.reshape(d.shape[0], *after),
+            lambda g: g.reshape(g.shape[0], *before),
+            one_per_row=True,
+            name=("reshape", before, after),
+        )
 
     return make
 
@@ -87,7 +92,9 @@ def _permuting(dims_of: Callable[..., Sequence[int]]) -> Callable[..., tuple[Ten
         def folded(order: Sequence[int]) -> Callable[[Tensor], Tensor]:
             return lambda d: d.permute(0, *[i + 1 for i in order])
 
-        return x.permute(dims), structural(folded(dims), folded(inverse))
+        return x.permute(dims), structural(
+            folded(dims), folded(inverse), one_per_row=True, name=("permute", tuple(dims))
+        )
 
     return make
 
@@ -121,7 +128,7 @@ def _selecting(take: Callable[..., Tensor], put: Callable[..., Tensor]) -> Calla
         def transpose(g: Tensor) -> Tensor:
             return put(g.new_zeros(g.shape[0], *before), g, dim + 1, *rest)
 
-        return take(x, dim, *rest), structural(lambda d: take(d, dim + 1, *rest), transpose)
+        return take(x, dim, *rest), structural(lambda d: take(d, dim + 1, *rest), transpose, one_per_row=True)
 
     return make
 
@@ -144,6 +151,7 @@ def _index_select(x: Tensor, dim: int, index: Tensor) -> tuple[Tensor, LinearMap
     return x.index_select(dim, index), structural(
         lambda d: d.index_select(dim + 1, index),
         lambda g: g.new_zeros(g.shape[0], *before).index_add(dim + 1, index, g),
+        one_per_row=True,
         disjoint=False,
     )
 
@@ -153,7 +161,7 @@ linear_map(aten.index_select.default, make=_index_select, family="shape")
 
 def _flip(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, LinearMap]:
     folded = [d % x.ndim + 1 for d in dims]
-    return x.flip(tuple(dims)), structural(lambda d: d.flip(folded), lambda g: g.flip(folded))
+    return x.flip(tuple(dims)), structural(lambda d: d.flip(folded), lambda g: g.flip(folded), one_per_row=True)
 
 
 linear_map(aten.flip.default, make=_flip, family="shape")
@@ -186,7 +194,7 @@ def _repeat(x: Tensor, repeats: Sequence[int]) -> tuple[Tensor, LinearMap]:
     def apply(d: Tensor) -> Tensor:
         return d.reshape(d.shape[0], *widened).repeat(1, *repeats)
 
-    return y, structural(apply, transpose, disjoint=math.prod(repeats) == 1)
+    return y, structural(apply, transpose, one_per_row=True, disjoint=math.prod(repeats) == 1)
 
 
 linear_map(aten.repeat.default, make=_repeat, family="shape")
@@ -209,7 +217,7 @@ def _placed(out: Sequence[int], dim: int, start: int, length: int) -> LinearMap:
     def apply(d: Tensor) -> Tensor:
         return aten.slice_scatter.default(d.new_zeros(d.shape[0], *out), d, dim + 1, start, start + length)
 
-    return structural(apply, lambda g: g.narrow(dim + 1, start, length))
+    return structural(apply, lambda g: g.narrow(dim + 1, start, length), one_per_row=True)
 
 
 @rule(aten.cat.default, aten.concat.default, exactness="exact", family="shape")
@@ -221,7 +229,7 @@ def cat(ctx: Context, tensors: list[Any], dim: int = 0) -> Surrogate:
 def stack(ctx: Context, tensors: list[Any], dim: int = 0) -> Surrogate:
     mean = torch.stack([mean_of(p) for p in tensors], dim)
     dim = dim % mean.ndim
-    widen = structural(lambda d: d.unsqueeze(dim + 1), lambda g: g.squeeze(dim + 1))
+    widen = structural(lambda d: d.unsqueeze(dim + 1), lambda g: g.squeeze(dim + 1), one_per_row=True)
     maps = [
         (part, compose(_placed(mean.shape, dim, i, 1), widen))
         for i, part in enumerate(tensors)
@@ -285,19 +293,17 @@ def _reducing(average: bool) -> Callable[..., tuple[Tensor, LinearMap]]:
         folded = [d + 1 for d in dims]
 
         def apply(d: Tensor) -> Tensor:
-            return d.sum(folded, keepdim=keepdim, dtype=dtype) / count
+            return d.sum(folded, keepdim=keepdim, dtype=dtype)
 
         def transpose(g: Tensor) -> Tensor:
             if not keepdim:
                 for d in sorted(folded):
                     g = g.unsqueeze(d)
-            return (g / count).expand(g.shape[0], *before).to(given)
+            return g.expand(g.shape[0], *before).to(given)
 
-        def square(v: Tensor) -> Tensor:
-            return v.sum(dims, keepdim=keepdim, dtype=dtype) / count**2
-
-        mean = x.sum(dims, keepdim=keepdim, dtype=dtype) / count
-        return mean, LinearMap(apply, transpose, square, disjoint=True)
+        total = structural(apply, transpose, name=("sum", before, tuple(dims), keepdim, dtype))
+        mean = x.sum(dims, keepdim=keepdim, dtype=dtype)
+        return (mean / count, total.scaled_after(1 / count)) if average else (mean, total)
 
     return make
 
@@ -322,7 +328,9 @@ def convert(ctx: Context, x: Any, *args: Any, **kwargs: Any) -> Surrogate:
     if not dtype.is_floating_point:
         raise UnsupportedOperation(f"conversion of an uncertain tensor to {dtype} at {ctx.place} has no moments.")
     before = x.mean.dtype
-    return Surrogate(x.mean.to(dtype), [(x, structural(lambda d: d.to(dtype), lambda g: g.to(before)))])
+    return Surrogate(
+        x.mean.to(dtype), [(x, structural(lambda d: d.to(dtype), lambda g: g.to(before), one_per_row=True))]
+    )
 
 
 deterministic(

@@ -28,10 +28,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from favour.linear_map import partners
 from favour.posterior import Diagonal, Full, Gaussian, Kronecker, Rotated, Rows
 from favour.posterior.gaussians import psd_root
-from favour.surrogate import DiagonalNoise, LatentNoise, Noise
+from favour.surrogate import DiagonalNoise, LatentNoise, Noise, partners
 from favour.value import Context, Weight
 
 Map = Callable[[Tensor], Tensor]

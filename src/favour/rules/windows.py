@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from favour.linear_map import LinearMap
 from favour.neighbours import Lag, Neighbours
+from favour.surrogate import LinearMap, Routing
 
 aten = torch.ops.aten
 Sizes = int | Sequence[int]
@@ -195,20 +195,7 @@ class Box:
 
     def routing(self, weights: Sequence[Tensor]) -> LinearMap:
         """(Gx)_window = Σ_j weights_j · entry j. One path leads from an entry to a window, so squares are plain."""
-
-        def mix(d: Tensor, factors: Sequence[Tensor]) -> Tensor:
-            parts = self.entries(d, 0.0)
-            total = parts[0] * factors[0]
-            for part, factor in zip(parts[1:], factors[1:], strict=True):
-                total = torch.addcmul(total, part, factor)
-            return total
-
-        return LinearMap(
-            lambda d: mix(d, weights),
-            lambda g: self.gather([g * w for w in weights]),
-            lambda v: mix(v, [w.square() for w in weights]),
-            disjoint=self.disjoint,
-        )
+        return Routing(self, weights)
 
 
 def pool_windows(

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from favour.linear_map import partners
 from favour.moments.piecewise import piecewise_linear, relu
 from favour.moments.record import Number, widen
 from favour.scalar.function import ScalarFunction
+from favour.surrogate import partners
 from favour.tracing import constant
 
 

@@ -1,43 +1,33 @@
-"""The surrogate algebra: every operation as a linear map plus noise.
+"""The noises of a surrogate: covariances of random draws, matrix-free.
 
-An operation y = f(x; θ) with uncertain x or θ is replaced by
-
-    y ≈ m + Σ_i G_i (x_i − E[x_i]) + Σ_s n_s,        Cov[y] = Σ_ij G_i Cov[x_i, x_j] G_jᵀ + Σ_s N_s
-
-with m = E[y], linear maps G_i (`LinearMap`) and noises n_s of covariance N_s (`Noise`), uncorrelated with
-the x_i. Rules make surrogates, methods consume them, and neither knows the other.
-
-A noise is *one random draw*. Most draws touch one operation; a Bayesian parameter that is used twice
-touches two. Such noises carry a `key`: noises with equal keys are linear images of the same latent
-standard normal vector z_key,
+A noise is *one random draw*. Most draws touch one operation; a Bayesian parameter that is used twice touches two. Such
+noises carry a `key`: noises with equal keys are linear images of the same latent standard normal vector z_key,
 
     n_a = B_a z_key,   n_b = B_b z_key,   so Cov[n_a, n_b] = B_a B_bᵀ,
 
-and methods keep them together: forward ones align their columns, the reverse sweep adds their covectors
-Bᵀg before taking the Gram matrix.
+and methods keep them together: forward ones align their columns, the reverse sweep adds their covectors Bᵀg before
+taking the Gram matrix.
 
-Shapes. A tensor of the graph is (batch, *event). Deviations, factor columns and covectors carry one more
-axis in front, the fold axis F: (F, batch, *event). A diagonal (variances) is (batch, *event).
+**Skewed draws.** With ε of variance one and third cumulant T, an output that moves by aε + ½c(ε² − 1) has the
+covariance of one that moves by (a + ½cT)ε, up to what ½c alone gives: for two values of ε that is their secant, and
+exact. A draw that knows its third cumulants takes covectors with curvatures (`Noise.secant_gram`).
 
-Between inputs. Inputs of a batch that meet the same draws are correlated (`favour.methods.across`). Consecutive inputs
-form groups of q, and what holds between an input and its partners is (q, batch, *event): entry (a, (g, b)) is about
-inputs a and b of group g. Maps carry covariances between inputs by `pairs`, noises state theirs by `between`.
+**Between inputs.** Inputs of a batch that meet the same draws are correlated (`favour.methods.across`). Consecutive
+inputs form groups of q, and what holds between an input and its partners is (q, batch, *event): entry (a, (g, b)) is
+about inputs a and b of group g. Maps carry covariances between inputs by `LinearMap.between`, noises state theirs by
+`between`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from favour.linear_map import LinearMap, partners, scaled
-
-if TYPE_CHECKING:
-    from favour.neighbours import Neighbours
+from favour.surrogate.linear_map import LinearMap, Unavailable, partners, scaled
 
 Between = Callable[["Tensor | None", int], "Noise"]
 
@@ -51,15 +41,31 @@ class Noise(ABC):
         between: (C, q) ↦ N_ab as a noise of q·batch pairs of inputs that meet one draw, given C_ab = Cov(x_a, x_b)
             entry by entry, (q, *shape of x), or None for a known x. N_aa = N. None where the noise is what a
             nonlinearity leaves over, or where the rule does not say.
-        skew: ½κ₃/κ₂ of every element's draw, (batch, *event), when called; None where it is 0 or not known.
         cumulants: κ₃ and κ₄ of every element's draw, each (batch, *event), when called; None for a Gaussian.
     """
 
     label: str = ""
     key: Hashable | None = None
     between: Between | None = None
-    skew: Callable[[], Tensor] | None = None
     cumulants: Callable[[], tuple[Tensor, Tensor]] | None = None
+
+    @property
+    def skewed(self) -> bool:
+        """Whether curvatures change what the draw does to an output."""
+        return False
+
+    def bent(self, g: Tensor, c: Tensor | None) -> Tensor:
+        """Covectors g with curvatures c taken into account, where every element draws for itself; else g."""
+        return g
+
+    def pulled(self, g: Tensor, c: Tensor | None = None) -> Tensor:
+        """Covectors at independent draws of variance one, (F, batch, …), with curvatures c taken into account."""
+        return inner(g, self.columns()).transpose(0, 1)
+
+    def secant_gram(self, g: Tensor, c: Tensor) -> Tensor:
+        """`gram` of covectors g with curvatures c taken into account."""
+        pulled = self.pulled(g, c)
+        return inner(pulled, pulled)
 
     @abstractmethod
     def diag(self) -> Tensor:
@@ -130,7 +136,12 @@ def diagonal_columns(scale: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class DiagonalNoise(Noise):
-    """N = diag(variance): every element draws for itself."""
+    """N = diag(variance): every element draws for itself.
+
+    Attributes:
+        variance: (batch, *event).
+        skew: ½κ₃/κ₂ of every element's draw, (batch, *event), when called; None where it is 0 or not known.
+    """
 
     variance: Tensor
     label: str = ""
@@ -138,6 +149,19 @@ class DiagonalNoise(Noise):
     between: Between | None = None
     skew: Callable[[], Tensor] | None = None
     cumulants: Callable[[], tuple[Tensor, Tensor]] | None = None
+
+    @property
+    def skewed(self) -> bool:
+        return self.skew is not None
+
+    def bent(self, g: Tensor, c: Tensor | None) -> Tensor:
+        return g if c is None or self.skew is None else g + scaled(c, self.skew())
+
+    def pulled(self, g: Tensor, c: Tensor | None = None) -> Tensor:
+        return scaled(self.bent(g, c), self.variance.clamp_min(0).sqrt())
+
+    def secant_gram(self, g: Tensor, c: Tensor) -> Tensor:
+        return self.gram(self.bent(g, c))
 
     def diag(self) -> Tensor:
         return self.variance
@@ -242,6 +266,48 @@ class LatentNoise(Noise):
         ones = self.variances.new_ones((batch, *self.latent_shape))
         return self.push(diagonal_columns(ones))
 
+    def pulled(self, g: Tensor, c: Tensor | None = None) -> Tensor:
+        return self.pull(g)
+
+
+class ImageNoise(LatentNoise):
+    """n = B z for a linear map B and independent z of variance one that need not be Gaussian.
+
+    Args:
+        image: B.
+        latent: An empty fold of z, (0, batch, *latent shape), for its shape.
+        label: See `Noise`.
+        third: Third cumulants of z, which broadcast to (batch, *latent shape), when called; None where they are 0.
+        between: See `Noise`.
+        drawn: See `LatentNoise`.
+    """
+
+    def __init__(
+        self,
+        image: LinearMap,
+        latent: Tensor,
+        label: str,
+        *,
+        third: Callable[[], Tensor] | None = None,
+        between: Between | None = None,
+        drawn: bool = False,
+    ) -> None:
+        variances = image.square(latent.new_ones(latent.shape[1:]))
+        super().__init__(image.apply, image.transpose, variances, tuple(latent.shape[2:]), None, label, drawn, between)
+        self.image, self.third = image, third
+
+    @property
+    def skewed(self) -> bool:
+        return self.third is not None
+
+    def pulled(self, g: Tensor, c: Tensor | None = None) -> Tensor:
+        pulled = self.pull(g)
+        if c is None or self.third is None:
+            return pulled
+        squared = self.image.power(2)
+        # Along a draw, the output curves by Σ_t B_tk² c_t.
+        return pulled if isinstance(squared, Unavailable) else pulled + 0.5 * self.third() * squared.transpose(c)
+
 
 def factor_noise(columns: Tensor, key: Hashable | None, label: str) -> LatentNoise:
     """n = Σ_k c_k z_k with explicit columns (k, batch, *event)."""
@@ -275,24 +341,3 @@ def constant_between(variance: Tensor) -> Between:
 def diagonal_latent(scale: Tensor, key: Hashable, label: str) -> LatentNoise:
     """n = scale ∘ z: the draws z, one per output element, are shared through `key`."""
     return LatentNoise(lambda z: z * scale, lambda g: g * scale, scale.square(), tuple(scale.shape[1:]), key, label)
-
-
-@dataclass
-class Surrogate:
-    """What a rule returns: y ≈ mean + Σ G(x − E[x]) + noises.
-
-    Attributes:
-        mean: E[y], the shape of y.
-        maps: Pairs of an uncertain argument (as the rule received it) and its `LinearMap`.
-        noises: The draws this operation makes.
-        near: Covariances within the channels of y, for sweeps that carry variances only.
-        variance: Var y of such a sweep, where `near` of an argument tells more than (G∘G)v.
-        beyond: What cumulants of the argument add to Var y to second order, when called; among the noises, below 0 too.
-    """
-
-    mean: Tensor
-    maps: list[tuple[Any, LinearMap]] = field(default_factory=list)
-    noises: list[Noise] = field(default_factory=list)
-    near: Neighbours | None = None
-    variance: Tensor | None = None
-    beyond: Callable[[], Tensor] | None = None

@@ -1,0 +1,72 @@
+"""The surrogate of one operation: what a rule makes and methods read."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from favour.surrogate.linear_map import LinearMap, scaled
+from favour.surrogate.noise import Noise, flat
+
+if TYPE_CHECKING:
+    from favour.neighbours import Neighbours
+
+
+class Second(ABC):
+    """Second derivatives of an operation in one of its arguments, E[∂²y_i/∂x_j∂x_k].
+
+    They are pulled back by covectors g at y: H = Σ_i g_i ∂²y_i/∂x∂x, a matrix for each covector and input.
+    """
+
+    @abstractmethod
+    def diagonal(self, g: Tensor) -> Tensor:
+        """H_jj, (F, *result shape) to (F, *input shape)."""
+
+    @abstractmethod
+    def forms(self, g: Tensor, u: Tensor) -> Tensor:
+        """uᵀHw for all pairs of deviations u, w: (F, *result) and (P, *input) to (batch, F, P, P)."""
+
+
+class Pointwise(Second):
+    """Of y_i = f(x_i): H = diag(g∘E[f″]).
+
+    Args:
+        curvature: E[f″], (batch, *event), when called.
+    """
+
+    def __init__(self, curvature: Callable[[], Tensor]) -> None:
+        self.curvature = curvature
+
+    def diagonal(self, g: Tensor) -> Tensor:
+        return scaled(g, self.curvature())
+
+    def forms(self, g: Tensor, u: Tensor) -> Tensor:
+        images, b = flat(u).transpose(0, 1).unsqueeze(1), flat(self.diagonal(g)).transpose(0, 1).unsqueeze(2)
+        return (images * b) @ images.mT
+
+
+@dataclass
+class Surrogate:
+    """What a rule returns: y ≈ mean + Σ G(x − E[x]) + noises.
+
+    Attributes:
+        mean: E[y], the shape of y.
+        maps: Pairs of an uncertain argument (as the rule received it) and its `LinearMap`.
+        noises: The draws this operation makes.
+        second: Second derivatives in the first argument of `maps`, where the operation is curved and they are known.
+        near: Covariances within the channels of y, for sweeps that carry variances only.
+        variance: Var y of such a sweep, where `near` of an argument tells more than (G∘G)v.
+        beyond: What cumulants of the argument add to Var y to second order, when called; among the noises, below 0 too.
+    """
+
+    mean: Tensor
+    maps: list[tuple[Any, LinearMap]] = field(default_factory=list)
+    noises: list[Noise] = field(default_factory=list)
+    second: Second | None = None
+    near: Neighbours | None = None
+    variance: Tensor | None = None
+    beyond: Callable[[], Tensor] | None = None
