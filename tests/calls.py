@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
-from favour.surrogate import LinearMap
 from favour.rules import RULES
-from favour.surrogate import Noise, Surrogate
+from favour.surrogate import LinearMap, Noise, Surrogate
 from favour.value import Context, Value
 
 MODES = ("price", "matched", "taylor")

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import favour
-from favour.surrogate import structural
 from favour.rules import RULES
-from favour.surrogate import Surrogate
+from favour.surrogate import Surrogate, structural
 
 aten = torch.ops.aten
 

@@ -15,12 +15,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from favour.errors import InvalidValue, UnsupportedOperation
-from favour.surrogate import compose, identity, scaling
 from favour.rules import RULES
 from favour.rules.__main__ import page
 from favour.rules.registry import rule
 from favour.rules.shape import broadcast
-from favour.surrogate import DenseNoise, DiagonalNoise, LatentNoise, Noise, Surrogate, diagonal_latent, factor_noise
+from favour.surrogate import (
+    DenseNoise,
+    DiagonalNoise,
+    LatentNoise,
+    Noise,
+    Surrogate,
+    compose,
+    diagonal_latent,
+    factor_noise,
+    identity,
+    scaling,
+)
 from favour.value import Value
 
 # Operations whose matrix is disjoint or not by values that the rule does not look at.

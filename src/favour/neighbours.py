@@ -32,7 +32,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from favour.surrogate import LinearMap, compose, scaling
+from favour.surrogate import LinearMap, Scaling, compose
+from favour.surrogate.linear_map import Factor
 
 if TYPE_CHECKING:
     from favour.value import Value
@@ -56,7 +57,13 @@ def inside(t: Tensor, lag: Lag) -> Tensor:
 
 
 class Neighbours(ABC):
-    """Covariances within the channels of one value."""
+    """Covariances within the channels of one value.
+
+    Attributes:
+        whole: The columns tell all of it: Cov(x_c) = Σ_k u_kc u_kcᵀ + a diagonal.
+    """
+
+    whole: bool = False
 
     def __init__(self) -> None:
         self._columns: list[Tensor | None] = []
@@ -90,14 +97,17 @@ class Scaled(Neighbours):
     `linear` says that there is no noise.
     """
 
-    def __init__(self, x: Neighbours, factor: Tensor, space: int, linear: bool = False) -> None:
+    def __init__(self, x: Neighbours, factor: Factor, space: int, linear: bool = False) -> None:
         super().__init__()
-        self.x, self.factor, self.linear = x, factor, linear
-        self.flat = all([n == 1 for n in factor.shape[max(factor.ndim - space, 0) :]])  # the same at every position
+        self.x, self.factor, self.linear, self.whole = x, factor, linear, x.whole
+        self.flat = not isinstance(factor, Tensor) or all(
+            [n == 1 for n in factor.shape[max(factor.ndim - space, 0) :]]  # the same at every position
+        )
 
     def _covariance(self, lag: Lag) -> Tensor:
-        there = self.factor if self.flat else shifted(self.factor, lag)
-        return self.x.at(lag) * self.factor * there
+        factor = self.factor
+        there = shifted(factor, lag) if isinstance(factor, Tensor) and not self.flat else factor
+        return self.x.at(lag) * factor * there
 
     def _make_columns(self) -> Tensor | None:
         u = self.x.columns()
@@ -108,7 +118,28 @@ class Scaled(Neighbours):
         if told is None:
             return None
         z, spread = told
-        return z, compose(scaling(self.factor.square()), spread)
+        return z, spread.scaled_after(self.factor**2)
+
+
+class Fallen(Neighbours):
+    """Of channels that fall together: one draw for all entries of a channel, in the columns u.
+
+    Args:
+        columns: (rank, batch, channels, *space).
+        x: What was known before the draws, scaled by them.
+    """
+
+    def __init__(self, columns: Tensor, x: Neighbours | None) -> None:
+        super().__init__()
+        self.own, self.x, self.whole = columns, x, x is None or x.whole
+
+    def _covariance(self, lag: Lag) -> Tensor:
+        own = (self.own * shifted(self.own, lag)).sum(0)
+        return own if self.x is None else own + self.x.at(lag)
+
+    def _make_columns(self) -> Tensor:
+        known = None if self.x is None else self.x.columns()
+        return self.own if known is None else torch.cat([self.own, known])
 
 
 class Mapped(Neighbours):
@@ -122,7 +153,7 @@ class Mapped(Neighbours):
 
     def __init__(self, x: Neighbours, G: LinearMap, like: Tensor) -> None:
         super().__init__()
-        self.x, self.G, self.like = x, G, like
+        self.x, self.G, self.like, self.whole = x, G, like, x.whole and G.one_per_column
 
     def _covariance(self, lag: Lag) -> Tensor:
         u = self.columns()
@@ -139,3 +170,27 @@ class Mapped(Neighbours):
             return None
         z, spread = told
         return z, compose(self.G, spread)
+
+
+def moved(
+    near: Neighbours, variance: Tensor, G: LinearMap, like: Tensor, linear: bool
+) -> tuple[Neighbours | None, Tensor]:
+    """What a map leaves of the covariances within channels, and the variances that it gives by them.
+
+    A diagonal map scales them; other maps that keep channels apart carry the columns, and where these tell all of it
+    the variances of Gx are (G∘G)(v − Σu²) + Σ(Gu)²; maps that mix channels end them.
+
+    Args:
+        near: Of the argument.
+        variance: v of the argument.
+        G: The map.
+        like: The result's mean.
+        linear: The operation adds no noise.
+    """
+    if isinstance(G, Scaling):
+        return Scaled(near, G.factor, like.ndim - 2, linear), G.square(variance)
+    u = near.columns() if G.channelwise and near.whole else None
+    if u is None:
+        return None, G.square(variance)
+    through = G.square((variance - u.square().sum(0)).clamp_min(0)) + G.apply(u).square().sum(0)
+    return Mapped(near, G, like) if like.ndim > 2 else None, through

@@ -37,7 +37,7 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from favour.methods.forward import Entry, Sweep
+from favour.methods.forward import Entry, Sweep, unexplained
 from favour.methods.pairs import Pairs
 from favour.surrogate import DiagonalNoise, Identity, LatentNoise, LinearMap, Unavailable, inner, weighted_gram
 from favour.value import Value
@@ -98,6 +98,8 @@ def reverse(
             if found is not None:
                 label, gram, noises = found
                 add(label, gram)
+        elif secant and entry.surrogate.draw is not None:
+            noises = unexplained(entry.surrogate)
         label = "noise" if not apart else ""
         for noise in noises:
             if noise.key is not None:

@@ -52,7 +52,7 @@ def infer(
         kept: Names of nodes, whose values are put in.
     """
     if choice.method == "adjoint":
-        sweep, inputs = forward_for_adjoint(plan, values, settings, ctx, sources, starts)
+        sweep, inputs = forward_for_adjoint(plan, values, settings, ctx, sources, starts, choice.secant)
         _keep(sweep, kept)
         results = [result_of(o, sweep) for o in plan.outputs]
         pairs = pairs_of(sweep, inputs, settings)
@@ -83,7 +83,7 @@ def infer_parts(
     secant: bool = False,
 ) -> list[tuple[Any, dict[str, Tensor]]]:
     """The reverse sweep over all outputs with its sources kept apart: for each output, covariances by source."""
-    sweep, inputs = forward_for_adjoint(plan, values, settings, ctx, sources, starts)
+    sweep, inputs = forward_for_adjoint(plan, values, settings, ctx, sources, starts, secant)
     pairs = pairs_of(sweep, inputs, settings)
     result: list[tuple[Any, dict[str, Tensor]]] = []
     for output in plan.outputs:
@@ -114,12 +114,12 @@ def result_of(output: Any, sweep: Sweep) -> Any:
     return sweep.values[output] if isinstance(output, Node) else output
 
 
-def _representation(method: str, settings: Settings, starts: dict[str, Tensor]) -> Representation:
+def _representation(method: str, settings: Settings, starts: dict[str, Tensor], secant: bool = False) -> Representation:
     rank = settings.rank if settings.rank is not None else DEFAULT_RANK.get(method, 0)
     if method == "full":
         return Explicit()
     if method == "diag" or (method == "adjoint" and rank == 0):
-        return DiagonalOnly(neighbours=method == "adjoint", cumulants=settings.pairs > 0)
+        return DiagonalOnly(method == "adjoint", "all" if settings.pairs else "alone" if secant else "")
     start: Start = (
         random_start(starts, settings.seed) if settings.start == "random" else warm_start(starts, settings.seed)
     )
@@ -142,9 +142,10 @@ def forward_for_adjoint(
     ctx: Context,
     sources: Sources,
     starts: dict[str, Tensor],
+    secant: bool = False,
 ) -> tuple[Sweep, adjoint.Inputs]:
     """The forward sweep with its tape, and the uncertain inputs as given and as the sweep saw them."""
-    representation = _representation("adjoint", settings, starts)
+    representation = _representation("adjoint", settings, starts, secant)
     given = [Value(v.mean, v.diag, dict(v.blocks), v.name) for _, v in sources]
     _take_in(representation, sources)
     sweep = run(plan, values, representation, ctx, keep_tape=True)

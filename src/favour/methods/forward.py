@@ -11,19 +11,17 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from favour.capture.fusion import FusedNode, fused_surrogate
 from favour.capture.graph import Node, replace_nodes
+from favour.neighbours import moved
 from favour.plan import Plan, Step
 from favour.surrogate import DiagonalNoise, LinearMap, Noise, Surrogate, Unavailable, diagonal_columns
 from favour.value import Context, Value
-
-if TYPE_CHECKING:
-    from favour.neighbours import Neighbours
 
 Blocks = dict[Hashable, Tensor]
 
@@ -159,45 +157,65 @@ def pushed_blocks(surrogate: Surrogate, maps: list[tuple[Value, LinearMap]]) -> 
     return blocks
 
 
+def unexplained(surrogate: Surrogate, counted: Tensor | None = None) -> list[Noise]:
+    """The noises of an element-wise function without what secants explain of them, and what is `counted` elsewhere."""
+    explained = counted
+    if surrogate.draw is not None:
+        own = surrogate.draw.explained()
+        explained = own if counted is None else own + counted
+    if explained is None:
+        return surrogate.noises
+    return [
+        DiagonalNoise((noise.variance - explained).clamp_min(0), noise.label)
+        if isinstance(noise, DiagonalNoise)
+        else noise
+        for noise in surrogate.noises
+    ]
+
+
 class DiagonalOnly(Representation):
     """Variances only; all correlation is forgotten. What earlier work does, and the cheapest marginals.
 
     Args:
         neighbours: Keep what operations tell of the covariance within channels (`favour.neighbours`).
-        cumulants: Carry κ₃ and κ₄ of skewed and other noises to the next activation, as if entries were independent.
+        cumulants: How far κ₃ and κ₄ of noises are carried towards the next activation: nowhere, as long as every
+            entry reads a single one (`"alone"`), or through sums too, as if entries were independent (`"all"`).
     """
 
-    def __init__(self, neighbours: bool = False, cumulants: bool = False) -> None:
+    def __init__(self, neighbours: bool = False, cumulants: Literal["", "alone", "all"] = "") -> None:
         self.neighbours, self.cumulants = neighbours, cumulants
 
     def absorb(self, surrogate: Surrogate, step: Step, sweep: Sweep) -> Value:
         near = surrogate.near if self.neighbours else None
         if surrogate.variance is not None:
             return Value(surrogate.mean, surrogate.variance, near=near)
-        value = self._marginal(surrogate, near)
-        if self.cumulants:
-            value.cumulants = _cumulants(surrogate, step, sweep)
-        return value
-
-    def _marginal(self, surrogate: Surrogate, near: Neighbours | None) -> Value:
         total: Tensor | None = None
         for x, G in surrogate.maps:
-            part = G.square(x.variance)
+            if near is None and x.near is not None and len(surrogate.maps) == 1:
+                linear = not surrogate.noises
+                alone = all([isinstance(noise, DiagonalNoise) for noise in surrogate.noises])
+                known, part = moved(x.near, x.variance, G, surrogate.mean, linear)
+                near = known if alone else None
+            else:
+                part = G.square(x.variance)
             total = part if total is None else total + part
         for noise in surrogate.noises:
             total = noise.diag() if total is None else total + noise.diag()
-        return Value(surrogate.mean, torch.zeros_like(surrogate.mean) if total is None else total, near=near)
+        value = Value(surrogate.mean, torch.zeros_like(surrogate.mean) if total is None else total, near=near)
+        if self.cumulants:
+            value.cumulants = _cumulants(surrogate, step, sweep, self.cumulants == "all")
+        return value
 
     def source(self, value: Value, step_name: str, forked: bool) -> Value:
         return Value(value.mean, value.variance)
 
 
-def _cumulants(surrogate: Surrogate, step: Step, sweep: Sweep) -> tuple[Tensor, Tensor] | None:
+def _cumulants(surrogate: Surrogate, step: Step, sweep: Sweep, through_sums: bool) -> tuple[Tensor, Tensor] | None:
     """κ₃ and κ₄ of a result; what passes an activation, or comes from several arguments, is forgotten."""
     found: list[tuple[Tensor, Tensor]] = []
     if len(surrogate.maps) == 1:
         ((x, G),) = surrogate.maps
-        if x.cumulants is not None and surrogate.second is None:
+        if x.cumulants is not None and surrogate.second is None and (through_sums or G.one_per_row):
             third, fourth = G.power(3), G.power(4)
             if isinstance(third, Unavailable):
                 sweep.note(step, f"pairs: cumulants stop here, {third.reason}")

@@ -8,12 +8,12 @@ term of the output is ½ Σ_j b_j (u_j² − Var u_j), b = g∘E[f″]. Over dra
 What k = l would add is in the secants, for noise of two values, or in the activation's own residual. Of the residual,
 all that is counted here or in the secants is taken out: what the expansion to second order gives to a single entry,
 
-    E[f′]E[f″]κ₃ + ¼E[f″]²(κ₄ + 2(v − d)² − 2o²),
+    ½E[f″]²((v − d)² − u² − o²)      beside what secants explain (`favour.scalar.effective`),
 
-with κ₃ and κ₄ the cumulants of the entry (`Value.cumulants`), if its mean and variance behind f know of them as well. o
-is the variance of draws that an entry has to itself (a mean-field layer's noise up to the next linear map), which make
-no pairs, and d that of draws without an image, which are neither element-wise nor have a latent vector (`DenseNoise`,
-`RotatedNoise`).
+with u the variance of the entry's effective draw of two values, if its mean and variance behind f know of one. o is the
+variance of Gaussian draws that an entry has to itself (a mean-field layer's noise up to the next linear map), which
+make no pairs, and d that of draws without an image, which are neither element-wise nor have a latent vector
+(`DenseNoise`, `RotatedNoise`).
 
 All n² numbers H_kl are not formed: every draw gets a random sign and one of P groups, and the images u_p of the groups
 go forward once, for all covectors. Then
@@ -37,7 +37,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from favour.methods.forward import Entry, Sweep
+from favour.methods.forward import Entry, Sweep, unexplained
 from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Pointwise
 from favour.tracing import constant
 from favour.value import Value
@@ -80,7 +80,8 @@ class Pairs:
                 if isinstance(noise, DiagonalNoise):
                     image = self._spread(noise.variance.expand(entry.value.mean.shape), seed)
                     self._add(entry.value, image, math.prod(image.shape[2:]))
-                    _sum(self.own, entry.value, noise.variance)
+                    if noise.cumulants is None:
+                        _sum(self.own, entry.value, noise.variance)
                 elif isinstance(noise, LatentNoise):
                     shape = noise.latent_shape
                     z = self._signs(shape, entry.value.mean, seed)
@@ -121,15 +122,10 @@ class Pairs:
         paired = seen.clamp_min(0).square()
         if id(x) in self.own:
             paired = (paired - self.own[id(x)].square()).clamp_min(0)
-        counted = 0.5 * bend.square() * paired
-        if entry.surrogate.beyond is not None:
-            counted = counted + entry.surrogate.beyond()
-        left: list[Noise] = [
-            DiagonalNoise((noise.variance - counted).clamp_min(0), noise.label)
-            if isinstance(noise, DiagonalNoise)
-            else noise
-            for noise in entry.surrogate.noises
-        ]
+        draw = entry.surrogate.draw
+        if draw is not None:
+            paired = (paired - draw.variance.square()).clamp_min(0)
+        left = unexplained(entry.surrogate, 0.5 * bend.square() * paired)
         n = self.draws[id(x)]
         missed = max(0.0, n / self.groups - 1) / max(1, n - 1)
         label = next((noise.label for noise in entry.surrogate.noises), "noise")

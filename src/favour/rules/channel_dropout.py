@@ -28,18 +28,17 @@ import torch
 from torch import Tensor
 
 from favour.errors import ShapeMismatch
+from favour.neighbours import Fallen, Scaled
 from favour.rules.dropout import second_moment_noise
 from favour.rules.registry import rule
-from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Surrogate, identity, products, scaling
+from favour.surrogate import DiagonalNoise, ImageNoise, Noise, Surrogate, identity, products, scaling
+from favour.surrogate.matrices import Contraction
 from favour.value import Context, Value, mean_of
 
 aten = torch.ops.aten
 
 # −λα of SELU with the digits torch uses: the value far below zero.
 SATURATION = -1.7580993408473766
-
-# `ctx.shared[(WITHIN_CHANNELS, step)]`: independent variance and factor columns that hold within each channel.
-WITHIN_CHANNELS = "within channels"
 
 
 def check_channel_rate(p: Any, shape: torch.Size, where: str) -> None:
@@ -52,50 +51,56 @@ def check_channel_rate(p: Any, shape: torch.Size, where: str) -> None:
         )
 
 
-def _channel_noise(points: Tensor, label: str) -> LatentNoise:
-    """n_c = Σ_p a_pc z_pc for points a of shape (P, batch, channels, *space)."""
-    space = points.shape[3:]
-    a = points.flatten(3)  # (P, batch, channels, T)
+def _channel_noise(points: Tensor, p: Any, label: str) -> ImageNoise:
+    """n_c = Σ_k a_kc z_kc for points a of shape (K, batch, channels, *space): the mean, then factor columns.
 
-    def push(z: Tensor) -> Tensor:
-        return torch.einsum("fbpc,pbct->fbct", z, a).reshape(z.shape[0], *points.shape[1:3], *space)
+    z of the mean is D itself, of two values, with the cumulants (p − q)/√(pq) and (1 − 6pq)/pq; those of the columns
+    are products of D with Gaussians, whose third is 0 and whose fourth is not told.
+    """
+    letters = "".join(chr(ord("k") + i) for i in range(points.ndim - 3))
+    image = Contraction(points, "bac", "abc" + letters, "bc" + letters, (points.shape[1], len(points), points.shape[2]))
 
-    def pull(g: Tensor) -> Tensor:
-        return torch.einsum("fbct,pbct->fbpc", g.flatten(3), a)
+    def cumulants() -> tuple[Tensor, Tensor]:
+        q = 1 - torch.as_tensor(p, dtype=points.dtype, device=points.device).reshape(-1)
+        spread = torch.where(q < 1, q * (1 - q), 1.0)
+        columns = torch.zeros(len(points) - 1, len(q), dtype=q.dtype, device=q.device)
+        third = torch.where(q < 1, (1 - 2 * q) / spread.sqrt(), 0.0)
+        fourth = torch.where(q < 1, (1 - 6 * spread) / spread, 0.0)
+        return torch.cat([third.unsqueeze(0), columns]), torch.cat([fourth.unsqueeze(0), columns])
 
     def between(c: Tensor | None, q: int) -> Noise:
         return products(points, q)
 
-    variances, latent = points.square().sum(0), (points.shape[0], points.shape[2])
-    return LatentNoise(push, pull, variances, latent, None, label, drawn=True, between=between)
+    told = cumulants if isinstance(p, Tensor) or p > 0 else None
+    latent = points.new_empty(0, points.shape[1], len(points), points.shape[2])
+    return ImageNoise(image, latent, label, drawn_cumulants=told, between=between, drawn=True)
 
 
-def _channel_noises(ctx: Context, x: Any, centre: Tensor, gain: Any, scale: Any, label: str) -> list[Noise]:
-    """scale·(c cᵀ + Σ) within each channel.
+def _channel_surrogate(ctx: Context, x: Any, p: Any, mean: Tensor, centre: Tensor, gain: Any, scale: Any) -> Surrogate:
+    """m = mean, G = gain, N = scale·(c cᵀ + Σ) within each channel.
 
-    What is known of the covariance within channels, gain²Σ_cc + N_c, is left for an operation that asks for it: a
-    maximum over neighbours, which fall together (`WITHIN_CHANNELS`).
+    What is known of the covariance within channels, gain²Σ_cc + N_c, goes with the value: entries of a channel fall
+    together, for a maximum over neighbours too.
     """
+    label = ctx.module or "dropout"
+    maps = [(x, scaling(gain) if isinstance(gain, Tensor) or gain != 1 else identity())] if isinstance(x, Value) else []
     if centre.ndim < 3:
-        return [second_moment_noise(x, centre, scale, label)]
-    points, columns, own = centre.unsqueeze(0), [], None
+        return Surrogate(mean, maps, [second_moment_noise(x, centre, scale, label)])
+    points, own, near = centre.unsqueeze(0), None, None
     if isinstance(x, Value):
         own = x.diag
-        if x.factor is not None:
-            points = torch.cat([points, x.factor])
-            columns.append(x.factor * gain)
+        near = None if x.near is None else Scaled(x.near, (gain * gain + scale) ** 0.5, centre.ndim - 2)
+        points = points if x.factor is None else torch.cat([points, x.factor])
     weighted = points * torch.as_tensor(scale, dtype=points.dtype, device=points.device).sqrt()
-    diag = None if own is None else own * (gain * gain + scale)
-    ctx.shared[(WITHIN_CHANNELS, ctx.step)] = diag, torch.cat([*columns, weighted])
-    noises: list[Noise] = [_channel_noise(weighted, label)]
-    if own is None:
-        return noises
+    noises: list[Noise] = [_channel_noise(weighted, p, label)]
+    if own is not None:
 
-    def between(c: Tensor | None, q: int) -> Noise:
-        assert c is not None
-        return DiagonalNoise((c * scale).flatten(0, 1))
+        def between(c: Tensor | None, q: int) -> Noise:
+            assert c is not None
+            return DiagonalNoise((c * scale).flatten(0, 1))
 
-    return [*noises, DiagonalNoise(own * scale, label, between=between)]
+        noises.append(DiagonalNoise(own * scale, label, between=between))
+    return Surrogate(mean, maps, noises, near=Fallen(weighted, near))
 
 
 def alpha_scale(p: Any) -> Any:
@@ -108,8 +113,7 @@ def feature_dropout(ctx: Context, x: Any, p: Any, train: bool) -> Surrogate:
     p = p if train else 0.0
     mean = mean_of(x)
     check_channel_rate(p, mean.shape, ctx.place)
-    maps = [(x, identity())] if isinstance(x, Value) else []
-    return Surrogate(mean, maps, _channel_noises(ctx, x, mean, 1.0, p / (1 - p), ctx.module or "dropout"))
+    return _channel_surrogate(ctx, x, p, mean, mean, 1.0, p / (1 - p))
 
 
 @rule(aten.alpha_dropout.default, exactness="exact", family="dropout")
@@ -127,5 +131,4 @@ def feature_alpha_dropout(ctx: Context, x: Any, p: Any, train: bool) -> Surrogat
     mean = mean_of(x)
     check_channel_rate(p, mean.shape, ctx.place)
     q, a = 1 - p, alpha_scale(p)
-    noises = _channel_noises(ctx, x, mean - SATURATION, a * q, a * a * p * q, ctx.module or "dropout")
-    return Surrogate(a * q * mean, [(x, scaling(a * q))] if isinstance(x, Value) else [], noises)
+    return _channel_surrogate(ctx, x, p, a * q * mean, mean - SATURATION, a * q, a * a * p * q)

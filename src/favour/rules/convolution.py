@@ -41,7 +41,16 @@ from favour.rules.kernel_neighbours import Convolved, Draws
 from favour.rules.linear import kept
 from favour.rules.registry import rule
 from favour.rules.weight_space import Layout, shared_noise, weight_space
-from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Surrogate, constant_between, factor_noise, products
+from favour.surrogate import (
+    DiagonalNoise,
+    LatentNoise,
+    LinearMap,
+    Noise,
+    Surrogate,
+    constant_between,
+    factor_noise,
+    products,
+)
 from favour.surrogate.convolution import Convolution, Geometry
 from favour.value import Context, Value, Weight, mean_of
 
@@ -60,7 +69,9 @@ def convolved(ctx: Context, x: Any, kernel: Any, bias: Any, geometry: Geometry) 
             f"(kernel {tuple(K.shape)}); uncertain tensors keep the batch in front."
         )
     y = geometry.apply(mean, K, mean_of(bias))
-    maps = [(x, Convolution(geometry, kept(ctx, K), mean.shape[2:]))] if isinstance(x, Value) else []
+    maps: list[tuple[Any, LinearMap]] = []
+    if isinstance(x, Value):
+        maps.append((x, Convolution(geometry, kept(ctx, K), mean.shape[2:])))
     draws = Draws()
     noises = _kernel_noises(ctx, x, kernel, bias, y, geometry, draws) if isinstance(kernel, Weight) else []
     if isinstance(bias, Weight) and bias.gaussian is not None and bias.partner is None:

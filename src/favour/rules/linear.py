@@ -52,6 +52,7 @@ from favour.surrogate import (
     DenseNoise,
     DiagonalNoise,
     LatentNoise,
+    LinearMap,
     Noise,
     RotatedNoise,
     Surrogate,
@@ -118,7 +119,7 @@ def linear(ctx: Context, x: Any, weight: Any, bias: Any = None) -> Surrogate:
         raise UnsupportedOperation(f"a linear layer at {ctx.place} computes its weight from uncertain values.")
     W = mean_of(weight)
     mean = F.linear(mean_of(x), W, mean_of(bias))
-    maps = [(x, Matrix(kept(ctx, W)))] if isinstance(x, Value) else []
+    maps: list[tuple[Any, LinearMap]] = [(x, Matrix(kept(ctx, W)))] if isinstance(x, Value) else []
     return Surrogate(mean, maps, weight_noises(ctx, x, weight, bias, mean))
 
 

@@ -38,7 +38,6 @@ from torch import Tensor
 from favour.errors import UnsupportedOperation
 from favour.moments.maxima import ABSENT, Covariances, Dropped, Law, largest, largest_dropped, without_floor
 from favour.neighbours import Mapped, Neighbours
-from favour.rules.channel_dropout import WITHIN_CHANNELS
 from favour.rules.registry import rule
 from favour.rules.windows import Box, Sizes, Windows, adaptive_windows, pool_windows
 from favour.surrogate import DiagonalNoise, LatentNoise, LinearMap, Noise, Surrogate, compose, structural
@@ -95,8 +94,13 @@ class _Entries:
 
 def maximum(ctx: Context, x: Value, windows: Sequence[Windows]) -> Surrogate:
     """The surrogate of the largest entry of every window."""
-    diag, factor = ctx.shared.get((WITHIN_CHANNELS, x.name), (x.diag, x.factor))
-    entries = _Entries(Box(tuple(windows)), x.mean, diag, factor, x.near)
+    diag, factor, near = x.diag, x.factor, x.near
+    box = Box(tuple(windows), spatial=min([w.dim for w in windows]) >= 2 - x.mean.ndim)
+    if factor is None and near is not None and near.whole and box.spatial:
+        factor, near = near.columns(), None  # channels apart, so that a latent for each of them is one for all
+        assert factor is not None
+        diag = (x.variance - factor.square().sum(0)).clamp_min(0)
+    entries = _Entries(box, x.mean, diag, factor, near)
     best, weights = largest(entries.laws(), entries.pairs)
     mean = best.mean.to(entries.dtype)
     if ctx.activation != "price":
@@ -104,7 +108,8 @@ def maximum(ctx: Context, x: Value, windows: Sequence[Windows]) -> Surrogate:
     residual = (best.variance - entries.explained(weights)).clamp(min=0).to(entries.dtype)
     noise = DiagonalNoise(residual, f"{ctx.module or 'model'} (max pool)")
     result = Surrogate(mean, [(x, entries.routing(weights))], [noise])
-    if entries.pairs is not None and x.near is not None:
+    if near is not x.near or (entries.pairs is not None and x.near is not None):
+        assert x.near is not None
         result.variance = best.variance.to(entries.dtype)
         result.near = Mapped(x.near, result.maps[0][1], mean)
     return result

@@ -38,7 +38,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.neighbours import Scaled
 from favour.rules.registry import rule
 from favour.surrogate import DiagonalNoise, LatentNoise, LinearMap, Noise, Surrogate, compose, scaling, weighted_sum
 from favour.surrogate.jacobian import DiagonalPlusLowRank
@@ -70,8 +69,7 @@ def batch_norm(
     scale = (running_var + eps).rsqrt()
     scale = scale if weight is None else scale * weight
     scale = scale.reshape(1, -1, *[1] * (x.mean.ndim - 2))
-    near = None if x.near is None else Scaled(x.near, scale, x.mean.ndim - 2, linear=True)
-    return Surrogate(mean, [(x, scaling(scale))], near=near)
+    return Surrogate(mean, [(x, scaling(scale))])
 
 
 def _spread(x: Value, grouped: Sequence[int], c: Tensor, centred: bool) -> tuple[Tensor, Tensor]:

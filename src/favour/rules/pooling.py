@@ -41,7 +41,7 @@ def _register(op: Any, make: Callable[..., tuple[Tensor, LinearMap]], windows: C
     def average(ctx: Context, x: Value, *args: Any, **kwargs: Any) -> Surrogate:
         mean, G = make(x.mean, *args, **kwargs)
         result = Surrogate(mean, [(x, G)])
-        if x.near is not None:
+        if x.near is not None and not x.near.whole:
             _correlated(result, x, x.near, Box(tuple(windows(x.mean, *args, **kwargs))))
         return result
 
@@ -99,7 +99,9 @@ def _average(axes: int) -> Callable[..., tuple[Tensor, LinearMap]]:
 
         ones = torch.ones_like(x[:1, :1])
         share = average(ones, divisor_override) / average(ones, 1)  # 1/d_t
-        sums = structural(folded(lambda t: average(t, 1)), folded(back), disjoint=disjoint, name=("windows", how))
+        sums = structural(
+            folded(lambda t: average(t, 1)), folded(back), disjoint=disjoint, channelwise=True, name=("windows", how)
+        )
         return average(x, divisor_override), sums.scaled_after(share)
 
     return make
@@ -137,6 +139,7 @@ def _adaptive_average(axes: int) -> Callable[..., tuple[Tensor, LinearMap]]:
             lambda d: scaled(folded(average)(d), 1 / share),
             lambda g: folded(back)(scaled(g, 1 / share)),
             disjoint=disjoint,
+            channelwise=True,
             name=("spans", counts),
         )
         return average(x), sums.scaled_after(share)

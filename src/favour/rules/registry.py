@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from favour.errors import InvalidValue, UnsupportedOperation
-from favour.neighbours import Scaled
 from favour.scalar import ScalarFunction, remainder_between, surrogate_slope
 from favour.scalar.effective import effective_moments
 from favour.surrogate import DiagonalNoise, LinearMap, Noise, Pointwise, Surrogate, compose, scaling, stored
@@ -115,20 +114,15 @@ def pointwise_surrogate(ctx: Context, x: Value, f: ScalarFunction) -> Surrogate:
     def bend() -> Tensor:
         return curvature(f, x.mean, x.variance)
 
-    beyond = None
+    draw = None
     if x.cumulants is None or not price or f.exactness == "linearised":  # two values may lie outside f's domain
         mean, slope, residual = surrogate_slope(f, x.mean, x.variance, ctx.activation)
     else:
         third, fourth = x.cumulants
-        mean, slope, residual = effective_moments(f, x.mean, x.variance, third, fourth, bend())
-
-        def beyond() -> Tensor:
-            b = bend()
-            return b * (slope * third + 0.25 * b * fourth)
+        (mean, slope, residual), draw = effective_moments(f, x.mean, x.variance, third, fourth, bend)
 
     slope = stored(slope)
-    result = Surrogate(mean, [(x, scaling(slope))], beyond=beyond, second=Pointwise(bend) if price else None)
-    result.near = None if x.near is None else Scaled(x.near, slope, x.mean.ndim - 2)
+    result = Surrogate(mean, [(x, scaling(slope))], draw=draw, second=Pointwise(bend) if price else None)
     if not price:
         return result
     told = None if x.near is None else x.near.response()

@@ -301,7 +301,9 @@ def _reducing(average: bool) -> Callable[..., tuple[Tensor, LinearMap]]:
                     g = g.unsqueeze(d)
             return g.expand(g.shape[0], *before).to(given)
 
-        total = structural(apply, transpose, name=("sum", before, tuple(dims), keepdim, dtype))
+        total = structural(
+            apply, transpose, channelwise=min(dims) > 1, name=("sum", before, tuple(dims), keepdim, dtype)
+        )
         mean = x.sum(dims, keepdim=keepdim, dtype=dtype)
         return (mean / count, total.scaled_after(1 / count)) if average else (mean, total)
 

@@ -133,9 +133,15 @@ class Windows:
 
 @dataclass(frozen=True)
 class Box:
-    """Windows along several axes."""
+    """Windows along several axes.
+
+    Attributes:
+        axes: The windows along each.
+        spatial: They lie behind the channels of a tensor (batch, channels, *space).
+    """
 
     axes: tuple[Windows, ...]
+    spatial: bool = False
 
     @property
     def count(self) -> int:
@@ -153,6 +159,11 @@ class Box:
     @property
     def disjoint(self) -> bool:
         return all([axis.disjoint for axis in self.axes])
+
+    @property
+    def channelwise(self) -> bool:
+        """All axes are given as axes of space, behind the channels."""
+        return self.spatial
 
     def entries(self, t: Tensor, fill: float) -> list[Tensor]:
         """The first, second, … entry of every window; `fill` where there is none."""

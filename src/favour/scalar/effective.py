@@ -13,12 +13,20 @@ Hermite polynomials is not. With m₁, m₂ the means of f at μ + α and μ −
     Var f  = πV₁ + (1 − π)V₂ + π(1 − π)(m₁ − m₂)²
     Cov(f, x) = (v − u)(πs₁ + (1 − π)s₂) + u(m₁ − m₂)/(α + β).
 
-The slope is Cov(f, x)/v − ½E[f″]κ₃/v: secants (`favour.methods.adjoint`) add, unit by unit, what the last term takes
-off. The residual is Var f − slope²v as ever, but may be below 0: a line overstates a skewed x before a kink. Methods
-take off what they count elsewhere (`favour.methods.pairs`).
+The slope is s = Cov(f, x)/v − ½E[f″]κ₃/v: secants (`favour.methods.adjoint`) add, unit by unit, what the last term
+takes off. The residual is Var f − s²v as ever, but may be below 0: a line overstates a skewed x before a kink. Secants
+explain
+
+    (s + ½E[f″]κ₃/u)²u − s²u = sE[f″]κ₃ + ¼E[f″]²κ₃²/u
+
+of it, all there is for a single unit, and methods that take them take that off (`EffectiveDraw.explained`); pairs of
+units (`favour.methods.pairs`) explain ½E[f″]²(v² − u²) more.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -27,6 +35,29 @@ from favour.moments import Moments
 from favour.scalar.function import ScalarFunction
 
 _STEPS = 8  # of Newton's method, from above the root of a convex function
+
+
+@dataclass(frozen=True, eq=False)
+class EffectiveDraw:
+    """The draw of two values in x, before a function with the slope s and E[f″] = b.
+
+    Attributes:
+        third: κ₃ of x.
+        variance: u.
+        slope: s.
+        curvature: b, when called.
+    """
+
+    third: Tensor
+    variance: Tensor
+    slope: Tensor
+    curvature: Callable[[], Tensor]
+
+    def explained(self) -> Tensor:
+        """What secants explain of the residual."""
+        b, some = self.curvature(), self.variance > 0
+        ratio = torch.where(some, self.third / torch.where(some, self.variance, 1.0), 0.0)
+        return b * self.third * (self.slope + 0.25 * b * ratio)
 
 
 def effective_draw(third: Tensor, fourth: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,9 +88,14 @@ def _step(share: Tensor, square: Tensor, excess: Tensor) -> Tensor:
 
 
 def effective_moments(
-    f: ScalarFunction, mean: Tensor, variance: Tensor, third: Tensor, fourth: Tensor, bend: Tensor
-) -> Moments:
-    """Mean, slope and residual of f(x), given E[f″]."""
+    f: ScalarFunction,
+    mean: Tensor,
+    variance: Tensor,
+    third: Tensor,
+    fourth: Tensor,
+    curvature: Callable[[], Tensor],
+) -> tuple[Moments, EffectiveDraw]:
+    """Mean, slope and residual of f(x), and the draw; `curvature` gives E[f″]."""
     u, up, down = effective_draw(third, fourth, variance)
     rest = variance - u
     width = up + down
@@ -72,5 +108,6 @@ def effective_moments(
     along = rest * torch.lerp(second.slope, first.slope, weight) + u * gap / safe
     positive = variance > 0
     v = torch.where(positive, variance, 1.0)
-    slope = torch.where(positive, (along - 0.5 * bend * third) / v, first.slope)
-    return Moments(torch.lerp(second.mean, first.mean, weight), slope, total - slope.square() * variance)
+    slope = torch.where(positive, (along - 0.5 * curvature() * third) / v, first.slope)
+    moments = Moments(torch.lerp(second.mean, first.mean, weight), slope, total - slope.square() * variance)
+    return moments, EffectiveDraw(third, u, slope, curvature)

@@ -135,7 +135,7 @@ class Convolution(LinearMap):
             return Unavailable("a convolution that changes the shape has no diagonal here")
         if any(k % 2 == 0 for k in window):  # no tap lies in the middle
             return 0.0
-        middle = self.kernel[(slice(None), slice(None), *[k // 2 for k in window])]
+        middle = self.kernel.flatten(2)[..., math.prod(window) // 2]
         blocks = middle.unflatten(0, (g.groups, -1))  # (groups, channels, channels)
         return blocks.diagonal(dim1=1, dim2=2).reshape(1, -1, *[1] * len(window))
 

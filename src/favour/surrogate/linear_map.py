@@ -63,6 +63,7 @@ class LinearMap(ABC):
         one_per_column: Every input entry feeds at most one output entry, so that G diag(v) Gᵀ stays diagonal.
         alike: The same for every input of a batch.
         thin: Takes covectors with a batch of one, for those that are the same for every input.
+        channelwise: Keeps the channels of a tensor (batch, channels, *space) apart.
         weighted: Multiplies by a weight of the network, which `low_rank` may approximate.
     """
 
@@ -71,6 +72,7 @@ class LinearMap(ABC):
     alike: bool = False
     thin: bool = False
     weighted: bool = False
+    channelwise: bool = False
 
     @abstractmethod
     def apply(self, d: Tensor) -> Tensor:
@@ -185,7 +187,7 @@ def _partner(t: Tensor, q: int, a: int) -> Tensor:
 class Scaling(LinearMap):
     """G = diag(factor), `factor` broadcasting to the input's shape without enlarging it."""
 
-    one_per_row = one_per_column = thin = True
+    one_per_row = one_per_column = thin = channelwise = True
 
     def __init__(self, factor: Factor) -> None:
         self.factor = factor
@@ -250,6 +252,7 @@ class Composition(LinearMap):
         self.one_per_column = outer.one_per_column and inner.one_per_column
         self.alike = outer.alike and inner.alike
         self.thin = outer.thin and inner.thin
+        self.channelwise = outer.channelwise and inner.channelwise
 
     def apply(self, d: Tensor) -> Tensor:
         return self.outer.apply(self.inner.apply(d))

@@ -202,7 +202,7 @@ class Contraction(LinearMap):
 class Separable(LinearMap):
     """One matrix (rows, columns) for each of the last axes."""
 
-    alike = thin = True
+    alike = thin = channelwise = True
 
     def __init__(self, matrices: Sequence[Tensor]) -> None:
         self.matrices = tuple(matrices)

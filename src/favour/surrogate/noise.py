@@ -277,7 +277,7 @@ class ImageNoise(LatentNoise):
         image: B.
         latent: An empty fold of z, (0, batch, *latent shape), for its shape.
         label: See `Noise`.
-        third: Third cumulants of z, which broadcast to (batch, *latent shape), when called; None where they are 0.
+        drawn_cumulants: κ₃ and κ₄ of z, which broadcast to (batch, *latent shape), when called; None for a Gaussian.
         between: See `Noise`.
         drawn: See `LatentNoise`.
     """
@@ -288,25 +288,41 @@ class ImageNoise(LatentNoise):
         latent: Tensor,
         label: str,
         *,
-        third: Callable[[], Tensor] | None = None,
+        drawn_cumulants: Callable[[], tuple[Tensor, Tensor]] | None = None,
         between: Between | None = None,
         drawn: bool = False,
     ) -> None:
         variances = image.square(latent.new_ones(latent.shape[1:]))
         super().__init__(image.apply, image.transpose, variances, tuple(latent.shape[2:]), None, label, drawn, between)
-        self.image, self.third = image, third
+        self.image, self.drawn_cumulants, self._latent = image, drawn_cumulants, latent
+        if drawn_cumulants is not None:
+            self.cumulants = self._cumulants
+
+    def _cumulants(self) -> tuple[Tensor, Tensor]:
+        assert self.drawn_cumulants is not None
+        powers = self.image.power(3), self.image.power(4)
+        third, fourth = (
+            G.apply(k.expand(1, *self._latent.shape[1:])).squeeze(0)
+            for G, k in zip(powers, self.drawn_cumulants(), strict=True)
+            if isinstance(G, LinearMap)
+        )
+        return third, fourth
 
     @property
     def skewed(self) -> bool:
-        return self.third is not None
+        return self.drawn_cumulants is not None
 
     def pulled(self, g: Tensor, c: Tensor | None = None) -> Tensor:
         pulled = self.pull(g)
-        if c is None or self.third is None:
+        if c is None or self.drawn_cumulants is None:
             return pulled
         squared = self.image.power(2)
         # Along a draw, the output curves by Σ_t B_tk² c_t.
-        return pulled if isinstance(squared, Unavailable) else pulled + 0.5 * self.third() * squared.transpose(c)
+        return (
+            pulled
+            if isinstance(squared, Unavailable)
+            else pulled + 0.5 * self.drawn_cumulants()[0] * squared.transpose(c)
+        )
 
 
 def factor_noise(columns: Tensor, key: Hashable | None, label: str) -> LatentNoise:

@@ -29,7 +29,7 @@ class Pattern:
     Attributes:
         apply: δ ↦ Pδ, with the fold axis.
         transpose: g ↦ Pᵀg, with the fold axis.
-        one_per_row, one_per_column, alike: See `LinearMap`.
+        one_per_row, one_per_column, alike, channelwise: See `LinearMap`.
         name: Patterns of one name, between the same tensors, are the same.
     """
 
@@ -38,6 +38,7 @@ class Pattern:
     one_per_row: bool = False
     one_per_column: bool = True
     alike: bool = True
+    channelwise: bool = False
     name: Hashable | None = None
 
     def agrees(self, other: Pattern) -> bool:
@@ -58,6 +59,7 @@ class Structural(LinearMap):
     def __init__(self, pattern: Pattern, outer: Factor = 1.0, inner: Factor = 1.0) -> None:
         self.pattern, self.outer, self.inner = pattern, outer, inner
         self.one_per_row, self.one_per_column = pattern.one_per_row, pattern.one_per_column
+        self.channelwise = pattern.channelwise
         self.alike = pattern.alike and not isinstance(outer, Tensor) and not isinstance(inner, Tensor)
 
     def apply(self, d: Tensor) -> Tensor:
@@ -99,6 +101,7 @@ def structural(
     one_per_row: bool = False,
     disjoint: bool = True,
     alike: bool = True,
+    channelwise: bool = False,
     name: Hashable | None = None,
 ) -> Structural:
     """A map whose matrix has entries 0 and 1 only. `apply` and `transpose` take a leading fold axis.
@@ -109,9 +112,10 @@ def structural(
         one_per_row: Every output entry is one input entry, or 0.
         disjoint: Every input entry feeds at most one output entry (`LinearMap.one_per_column`).
         alike: The same for every input.
+        channelwise: See `LinearMap`.
         name: See `Pattern`.
     """
-    return Structural(Pattern(apply, transpose, one_per_row, disjoint, alike, name))
+    return Structural(Pattern(apply, transpose, one_per_row, disjoint, alike, channelwise, name))
 
 
 def weighted_sum(weights: Factor, axis: int, keepdim: bool, size: int) -> LinearMap:
@@ -158,6 +162,10 @@ class WindowEntries(Protocol):
     def disjoint(self) -> bool:
         """No entry is in two windows."""
 
+    @property
+    def channelwise(self) -> bool:
+        """No window holds two channels of (batch, channels, *space)."""
+
     def entries(self, t: Tensor, fill: float) -> list[Tensor]:
         """The first, second, … entry of every window; `fill` where there is none."""
 
@@ -176,6 +184,7 @@ class Routing(LinearMap):
 
     def __init__(self, windows: WindowEntries, weights: Sequence[Tensor]) -> None:
         self.windows, self.weights = windows, list(weights)
+        self.channelwise = windows.channelwise
         self.one_per_column = windows.disjoint
 
     def apply(self, d: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from favour.surrogate.noise import Noise, flat
 
 if TYPE_CHECKING:
     from favour.neighbours import Neighbours
+    from favour.scalar.effective import EffectiveDraw
 
 
 class Second(ABC):
@@ -60,7 +61,8 @@ class Surrogate:
         second: Second derivatives in the first argument of `maps`, where the operation is curved and they are known.
         near: Covariances within the channels of y, for sweeps that carry variances only.
         variance: Var y of such a sweep, where `near` of an argument tells more than (G∘G)v.
-        beyond: What cumulants of the argument add to Var y to second order, when called; among the noises, below 0 too.
+        draw: The effective draw of two values in the argument, where its cumulants are known. What secants of it
+            explain is among the noises too, which may be below 0 for it.
     """
 
     mean: Tensor
@@ -69,4 +71,4 @@ class Surrogate:
     second: Second | None = None
     near: Neighbours | None = None
     variance: Tensor | None = None
-    beyond: Callable[[], Tensor] | None = None
+    draw: EffectiveDraw | None = None
