@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -151,7 +152,7 @@ def test_gradients_in_the_input_mean_and_variance(name, mode):
 
     def moments(mean: Tensor, diag: Tensor) -> tuple[Tensor, Tensor]:
         call.values[key] = Value(mean, diag, dict(start.blocks))
-        call.ctx.activation = mode
+        call.ctx = replace(call.ctx, activation=mode)
         (surrogate,) = call.surrogates()
         noise = sum((n.diag() for n in surrogate.noises), torch.zeros_like(surrogate.mean))
         ((x, G),) = surrogate.maps

@@ -238,12 +238,12 @@ def test_convolution_of_rank_q(name):
     w = randn(shape)
     ((_, G),) = favour.rules.RULES[overload].function(Context(), x, w, None, *rest).maps
     if "groups" in name:
-        assert G.compressed is None
+        assert G.low_rank(1) is G
         return
     for q in (1, 9):
         U, S, V = torch.linalg.svd(w.flatten(1), full_matrices=False)
         kernel = (U[:, :q] * S[:q] @ V[:q]).reshape(shape)
-        d, made = randn(3, *x.shape), G.compressed(q)
+        d, made = randn(3, *x.shape), G.low_rank(q)
         expected = overload(d.flatten(0, 1), kernel, None, *rest)
         y = made.apply(d)
         close(y.flatten(0, 1), expected, "apply")
@@ -330,7 +330,7 @@ def test_covectors_may_have_a_batch_of_one():
     x = Value(randn(3, 2, 5, 5), torch.ones(3, 2, 5, 5, dtype=F64))
     ((_, G),) = conv(Context(), x, randn(3, 2, 3, 3), None, [2, 2]).maps
     g = randn(4, 1, 3, 2, 2)
-    assert G.any_batch
+    assert G.thin
     close(G.transpose(g).expand(4, 3, 2, 5, 5), G.transpose(g.expand(4, 3, 3, 2, 2)))
 
 

@@ -18,8 +18,9 @@ import favour
 from favour import Diagonal, Full, Kronecker, Posterior, Rows
 from favour.errors import UnsupportedOperation
 from favour.posterior import Gaussian
-from favour.rules.linear import linear, matrix_map
+from favour.rules.linear import kept, linear
 from favour.surrogate import Noise, Surrogate
+from favour.surrogate.matrices import Matrix
 from favour.value import Context, Value, Weight
 
 F64 = torch.float64
@@ -301,16 +302,15 @@ def test_linear_of_degenerate_shapes(batch, m, n, rank, kind):
         assert noise.gram(randn(2, batch, m)).shape == (batch, 2, 2)
 
 
-def test_matrix_map_of_low_rank():
+def test_matrix_of_low_rank():
     W = randn(5, 4)
     left, values, right = np.linalg.svd(W.numpy(), full_matrices=False)
-    G = matrix_map(Context(), W)
-    assert G.compressed is not None
+    G = Matrix(kept(Context(), W))
     for q in (1, 2, 3):
-        H = G.compressed(q)
+        H = G.low_rank(q)
         expected = torch.from_numpy((left[:, :q] * values[:q]) @ right[:q])
         close(H.apply(torch.eye(4, dtype=F64)), expected.T, f"rank {q}")
         close(H.transpose(torch.eye(5, dtype=F64)), expected, f"rank {q}, transposed")
         v = torch.rand(2, 4, dtype=F64)
         close(H.square(v), v @ W.square().T, "marginals take the weight itself")
-    assert G.compressed(4) is G
+    assert G.low_rank(4) is G

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import favour
 from favour import Diagonal, Full, Kronecker, Rows
-from favour.methods.forward import DiagonalOnly
+from favour.methods.forward import DiagonalOnly, Sweep
 from favour.moments.maxima import Law, largest
 from favour.neighbours import Neighbours, inside, shifted
 from favour.rules import RULES
@@ -39,7 +39,7 @@ CALLS: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...], tuple[Any, ...]]] 
 
 
 def value_of(surrogate: Any) -> Value:
-    return DiagonalOnly(neighbours=True).absorb(surrogate, None)  # type: ignore[arg-type]
+    return DiagonalOnly(neighbours=True).absorb(surrogate, None, Sweep({}))  # type: ignore[arg-type]
 
 
 def check_lags(near: Neighbours | None, dense: Tensor, space: tuple[int, ...]) -> None:

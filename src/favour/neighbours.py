@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from favour.surrogate import LinearMap, Scaling, compose
+from favour.surrogate import Generic, LinearMap, Scaling, Unavailable, compose
 from favour.surrogate.linear_map import Factor
 
 if TYPE_CHECKING:
@@ -164,12 +164,18 @@ class Mapped(Neighbours):
         return None if u is None else self.G.apply(u)
 
     def response(self) -> tuple[Value, LinearMap] | None:
-        """The spread of what is mapped, as if its entries were one."""
+        """The spread of what is mapped, as if the entries that feed one result were one.
+
+        Where several paths lead from z to a result, their squares are added: what one takes off another is not known.
+        """
         told = self.x.response() if self.G.one_per_column else None
         if told is None:
             return None
-        z, spread = told
-        return z, compose(self.G, spread)
+        (z, spread), G = told, self.G
+        made = compose(G, spread)
+        if isinstance(made.power(2), Unavailable):
+            made = Generic(made.apply, made.transpose, lambda v: G.square(spread.square(v)), alike=made.alike)
+        return z, made
 
 
 def moved(
