@@ -14,15 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from favour.posterior import Gaussian
+from favour.surrogate.carried import Carried, find
+from favour.surrogate.linear_map import LinearMap
 
-if TYPE_CHECKING:
-    from favour.neighbours import Neighbours
+K = TypeVar("K", bound=Carried)
 
 
 @dataclass(eq=False)
@@ -34,16 +35,14 @@ class Value:
         diag: λ, independent variances, (batch, *event), or None for zero.
         blocks: Factor columns by the name of their latent variables.
         name: The graph node this is the value of.
-        near: Covariances within channels, where λ is all that the method carries and the operation told them.
-        cumulants: κ₃ and κ₄ of every entry, each (batch, *event), where the method carries them; None for a Gaussian.
+        carried: What else a sweep of variances knows, one of each kind that its method wants.
     """
 
     mean: Tensor
     diag: Tensor | None = None
     blocks: dict[Hashable, Tensor] = field(default_factory=dict)
     name: str = ""
-    near: Neighbours | None = None
-    cumulants: tuple[Tensor, Tensor] | None = None
+    carried: tuple[Carried, ...] = ()
 
     # Kept by hand: functools.cached_property takes a lock, which torch.compile cannot trace.
     _variance: Tensor | None = field(default=None, repr=False)
@@ -66,6 +65,18 @@ class Value:
         if self._factor is None and self.blocks:
             self._factor = torch.cat(list(self.blocks.values()))
         return self._factor
+
+    def known(self, kind: type[K]) -> K | None:
+        """What is carried of one kind."""
+        return find(self.carried, kind)
+
+    def through(self, G: LinearMap) -> Tensor:
+        """Marginal variances of Gx, from the marginal variances and what is carried beside them."""
+        for one in self.carried:
+            told = one.through(self.variance, G)
+            if told is not None:
+                return told
+        return G.square(self.variance)
 
     def replace(self, diag: Tensor | None, blocks: dict[Hashable, Tensor]) -> None:
         """Hold the same covariance differently: what is derived from it is made anew."""

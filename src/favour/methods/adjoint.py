@@ -98,8 +98,8 @@ def reverse(
             if found is not None:
                 label, gram, noises = found
                 add(label, gram)
-        elif secant and entry.surrogate.draw is not None:
-            noises = unexplained(entry.surrogate)
+        elif secant:
+            noises = unexplained(noises)
         label = "noise" if not apart else ""
         for noise in noises:
             if noise.key is not None:

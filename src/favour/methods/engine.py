@@ -21,7 +21,8 @@ from favour.methods.pairs import Pairs
 from favour.methods.settings import Settings
 from favour.methods.start import random_start, warm_start
 from favour.plan import Plan
-from favour.surrogate import flat
+from favour.surrogate import Carried, Cumulants, LoneCumulants, flat
+from favour.surrogate.channels import ChannelCovariance
 from favour.value import Context, Value
 
 __all__ = ["Settings", "forward_for_adjoint", "infer", "infer_parts", "result_of"]
@@ -119,7 +120,7 @@ def _representation(method: str, settings: Settings, starts: dict[str, Tensor], 
     if method == "full":
         return Explicit()
     if method == "diag" or (method == "adjoint" and rank == 0):
-        return DiagonalOnly(method == "adjoint", "all" if settings.pairs else "alone" if secant else "")
+        return DiagonalOnly(*_carried(method, settings, secant))
     start: Start = (
         random_start(starts, settings.seed) if settings.start == "random" else warm_start(starts, settings.seed)
     )
@@ -127,6 +128,16 @@ def _representation(method: str, settings: Settings, starts: dict[str, Tensor], 
         start = given_start(settings.start, start)
     small = 0 if method == "adjoint" else None
     return Compressed(rank, settings.iterations, start, settings.weight_rank, small)
+
+
+def _carried(method: str, settings: Settings, secant: bool) -> list[type[Carried]]:
+    """What a sweep of variances knows beside them: cumulants where something is made of them."""
+    kinds: list[type[Carried]] = [] if method == "diag" else [ChannelCovariance]
+    if settings.pairs:
+        kinds.append(Cumulants)
+    elif secant:
+        kinds.append(LoneCumulants)
+    return kinds
 
 
 def _take_in(representation: Representation, sources: Sources) -> None:

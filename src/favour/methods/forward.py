@@ -11,16 +11,25 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from favour.capture.fusion import FusedNode, fused_surrogate
 from favour.capture.graph import Node, replace_nodes
-from favour.neighbours import moved
 from favour.plan import Plan, Step
-from favour.surrogate import DiagonalNoise, LinearMap, Noise, Surrogate, Unavailable, diagonal_columns
+from favour.surrogate import (
+    Carried,
+    DiagonalNoise,
+    LinearMap,
+    Noise,
+    Residual,
+    Surrogate,
+    Unavailable,
+    diagonal_columns,
+)
+from favour.surrogate.carried import find
 from favour.value import Context, Value
 
 Blocks = dict[Hashable, Tensor]
@@ -157,75 +166,41 @@ def pushed_blocks(surrogate: Surrogate, maps: list[tuple[Value, LinearMap]]) -> 
     return blocks
 
 
-def unexplained(surrogate: Surrogate, counted: Tensor | None = None) -> list[Noise]:
-    """The noises of an element-wise function without what secants explain of them, and what is `counted` elsewhere."""
-    explained = counted
-    if surrogate.draw is not None:
-        own = surrogate.draw.explained()
-        explained = own if counted is None else own + counted
-    if explained is None:
-        return surrogate.noises
-    return [
-        DiagonalNoise((noise.variance - explained).clamp_min(0), noise.label)
-        if isinstance(noise, DiagonalNoise)
-        else noise
-        for noise in surrogate.noises
-    ]
+def unexplained(noises: list[Noise], counted: Tensor | None = None) -> list[Noise]:
+    """Noises without what secants explain of them, and what is `counted` elsewhere."""
+    return [noise.less(counted) if isinstance(noise, Residual) else noise for noise in noises]
 
 
 class DiagonalOnly(Representation):
-    """Variances only; all correlation is forgotten. What earlier work does, and the cheapest marginals.
+    """Variances only, and what else is wanted; all other correlation is forgotten.
 
     Args:
-        neighbours: Keep what operations tell of the covariance within channels (`favour.neighbours`).
-        cumulants: How far κ₃ and κ₄ of noises are carried towards the next activation: nowhere, as long as every
-            entry reads a single one (`"alone"`), or through sums too, as if entries were independent (`"all"`).
+        kinds: Kinds of knowledge to carry along (`favour.surrogate.carried`).
     """
 
-    def __init__(self, neighbours: bool = False, cumulants: Literal["", "alone", "all"] = "") -> None:
-        self.neighbours, self.cumulants = neighbours, cumulants
+    def __init__(self, *kinds: type[Carried]) -> None:
+        self.kinds = kinds
 
     def absorb(self, surrogate: Surrogate, step: Step, sweep: Sweep) -> Value:
-        near = surrogate.near if self.neighbours else None
-        if surrogate.variance is not None:
-            return Value(surrogate.mean, surrogate.variance, near=near)
-        total: Tensor | None = None
-        for x, G in surrogate.maps:
-            if near is None and x.near is not None and len(surrogate.maps) == 1:
-                linear = not surrogate.noises
-                alone = all([isinstance(noise, DiagonalNoise) for noise in surrogate.noises])
-                known, part = moved(x.near, x.variance, G, surrogate.mean, linear)
-                near = known if alone else None
-            else:
-                part = G.square(x.variance)
-            total = part if total is None else total + part
-        for noise in surrogate.noises:
-            total = noise.diag() if total is None else total + noise.diag()
-        value = Value(surrogate.mean, torch.zeros_like(surrogate.mean) if total is None else total, near=near)
-        if self.cumulants:
-            value.cumulants = _cumulants(surrogate, step, sweep, self.cumulants == "all")
-        return value
+        carried = []
+        for kind in self.kinds:
+            told = find(surrogate.carried, kind) or kind.after(surrogate)
+            if isinstance(told, Unavailable):
+                sweep.note(step, f"{kind.title} end here: {told.reason}")
+            elif told is not None:
+                carried.append(told)
+        return Value(surrogate.mean, _variance(surrogate), carried=tuple(carried))
 
     def source(self, value: Value, step_name: str, forked: bool) -> Value:
         return Value(value.mean, value.variance)
 
 
-def _cumulants(surrogate: Surrogate, step: Step, sweep: Sweep, through_sums: bool) -> tuple[Tensor, Tensor] | None:
-    """κ₃ and κ₄ of a result; what passes an activation, or comes from several arguments, is forgotten."""
-    found: list[tuple[Tensor, Tensor]] = []
-    if len(surrogate.maps) == 1:
-        ((x, G),) = surrogate.maps
-        if x.cumulants is not None and surrogate.second is None and (through_sums or G.one_per_row):
-            third, fourth = G.power(3), G.power(4)
-            if isinstance(third, Unavailable):
-                sweep.note(step, f"pairs: cumulants stop here, {third.reason}")
-            elif isinstance(fourth, LinearMap):
-                k3, k4 = (k.unsqueeze(0) for k in x.cumulants)
-                found.append((third.apply(k3).squeeze(0), fourth.apply(k4).squeeze(0)))
-    found += [noise.cumulants() for noise in surrogate.noises if noise.cumulants is not None]
-    if not found:
-        return None
-    return sum((k for k, _ in found[1:]), found[0][0]), sum((k for _, k in found[1:]), found[0][1])
+def _variance(surrogate: Surrogate) -> Tensor:
+    """Marginal variances, as if arguments were independent."""
+    if surrogate.variance is not None:
+        return surrogate.variance
+    parts = [x.through(G) for x, G in surrogate.maps] + [noise.diag() for noise in surrogate.noises]
+    return sum(parts[1:], parts[0]) if parts else torch.zeros_like(surrogate.mean)
 
 
 class Explicit(Representation):

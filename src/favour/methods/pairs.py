@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from favour.methods.forward import Entry, Sweep, unexplained
-from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Pointwise
+from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Pointwise, Residual
 from favour.tracing import constant
 from favour.value import Value
 
@@ -122,10 +122,10 @@ class Pairs:
         paired = seen.clamp_min(0).square()
         if id(x) in self.own:
             paired = (paired - self.own[id(x)].square()).clamp_min(0)
-        draw = entry.surrogate.draw
-        if draw is not None:
-            paired = (paired - draw.variance.square()).clamp_min(0)
-        left = unexplained(entry.surrogate, 0.5 * bend.square() * paired)
+        for noise in entry.surrogate.noises:
+            if isinstance(noise, Residual) and noise.draw is not None:
+                paired = (paired - noise.draw.variance.square()).clamp_min(0)
+        left = unexplained(entry.surrogate.noises, 0.5 * bend.square() * paired)
         n = self.draws[id(x)]
         missed = max(0.0, n / self.groups - 1) / max(1, n - 1)
         label = next((noise.label for noise in entry.surrogate.noises), "noise")

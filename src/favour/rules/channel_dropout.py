@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 
 from favour.errors import ShapeMismatch
-from favour.neighbours import Fallen, Scaled
 from favour.rules.dropout import second_moment_noise
 from favour.rules.registry import rule
 from favour.surrogate import DiagonalNoise, ImageNoise, Noise, Surrogate, identity, products, scaling
+from favour.surrogate.channels import ChannelCovariance, Fallen, Scaled
 from favour.surrogate.matrices import Contraction
 from favour.value import Context, Value, mean_of
 
@@ -86,10 +86,10 @@ def _channel_surrogate(ctx: Context, x: Any, p: Any, mean: Tensor, centre: Tenso
     maps = [(x, scaling(gain) if isinstance(gain, Tensor) or gain != 1 else identity())] if isinstance(x, Value) else []
     if centre.ndim < 3:
         return Surrogate(mean, maps, [second_moment_noise(x, centre, scale, label)])
-    points, own, near = centre.unsqueeze(0), None, None
+    points, own, within = centre.unsqueeze(0), None, None
     if isinstance(x, Value):
-        own = x.diag
-        near = None if x.near is None else Scaled(x.near, (gain * gain + scale) ** 0.5, centre.ndim - 2)
+        own, known = x.diag, x.known(ChannelCovariance)
+        within = None if known is None else Scaled(known, (gain * gain + scale) ** 0.5, centre.ndim - 2)
         points = points if x.factor is None else torch.cat([points, x.factor])
     weighted = points * torch.as_tensor(scale, dtype=points.dtype, device=points.device).sqrt()
     noises: list[Noise] = [_channel_noise(weighted, p, label)]
@@ -100,7 +100,7 @@ def _channel_surrogate(ctx: Context, x: Any, p: Any, mean: Tensor, centre: Tenso
             return DiagonalNoise((c * scale).flatten(0, 1))
 
         noises.append(DiagonalNoise(own * scale, label, between=between))
-    return Surrogate(mean, maps, noises, near=Fallen(weighted, near))
+    return Surrogate(mean, maps, noises, carried=[Fallen(weighted, within)])
 
 
 def alpha_scale(p: Any) -> Any:

@@ -13,8 +13,8 @@ matrix-free (`weight_space`). J(a) is held as the patches of a, (batch, groups, 
 positions), which a convolution with one-hot kernels makes for any dimension, stride, padding and dilation, transposed
 or not. λ's part is exact for independent entries: two outputs see an independent entry of x through different entries
 of the kernel. Correlated entries make it correlated: a column of x's covariance within channels, where x tells one
-(`favour.neighbours`), joins the a of a mean-field kernel; the rest is left out (its variances are exact). What the
-result tells in turn is in `kernel_neighbours`. A kernel (m, …) is a matrix of m rows for row-wise and Kronecker
+(`favour.surrogate.channels`), joins the a of a mean-field kernel; the rest is left out (its variances are exact). What
+the result tells in turn is in `kernel_channels`. A kernel (m, …) is a matrix of m rows for row-wise and Kronecker
 posteriors and for one Gaussian over [K | b], the bias a weight on a constant patch of ones.
 
 Rank-q kernels (`weight_rank`): K as a matrix of its first axis is AB, q kernels B and a change of channels A. Grouped
@@ -37,7 +37,7 @@ from torch import Tensor
 from favour.errors import UnsupportedOperation
 from favour.posterior import Diagonal, Full, Gaussian, Rows
 from favour.posterior.gaussians import psd_root
-from favour.rules.kernel_neighbours import Convolved, Draws
+from favour.rules.kernel_channels import Convolved, Draws
 from favour.rules.linear import kept
 from favour.rules.registry import rule
 from favour.rules.weight_space import Layout, shared_noise, weight_space
@@ -51,6 +51,7 @@ from favour.surrogate import (
     factor_noise,
     products,
 )
+from favour.surrogate.channels import ChannelCovariance
 from favour.surrogate.convolution import Convolution, Geometry
 from favour.value import Context, Value, Weight, mean_of
 
@@ -77,8 +78,7 @@ def convolved(ctx: Context, x: Any, kernel: Any, bias: Any, geometry: Geometry) 
     if isinstance(bias, Weight) and bias.gaussian is not None and bias.partner is None:
         noises.append(_bias_noise(bias, bias.gaussian, y, draws))
     noises += _latent_noises(x, kernel, bias, y, geometry, draws)
-    near = None if geometry.transposed else Convolved(x, K, geometry, draws, y)
-    return Surrogate(y, maps, noises, near=near)
+    return Surrogate(y, maps, noises, carried=[] if geometry.transposed else [Convolved(x, K, geometry, draws, y)])
 
 
 def _per_axis(value: Sizes, axes: int) -> tuple[int, ...]:
@@ -186,8 +186,9 @@ def _kernel_noises(
     columns = None
     if isinstance(x, Value) and x.factor is not None:
         latent.append(noise(x.factor, None, 0.0))
-    elif isinstance(x, Value) and x.near is not None and mean_field:
-        columns = x.near.columns()  # entries of a mean-field kernel never see two channels together
+    elif isinstance(x, Value) and mean_field:
+        within = x.known(ChannelCovariance)
+        columns = None if within is None else within.columns()  # a mean-field kernel never sees two channels together
         if columns is not None:
             latent.append(noise(columns, None, 0.0))
     draws.latent += latent if isinstance(gaussian, (Diagonal, Rows)) else []

@@ -6,8 +6,9 @@ partial results (`favour.moments.maxima`):
     m = E[y],   G_i = E[∂y/∂x_i], the probability that x_i is the largest,   N = Var y − G Σ Gᵀ ≥ 0,
 
 the choice of `"price"`: covariances with everything else are exact by Stein's lemma, and the marginal is matched.
-Within a window the factor columns, and channel dropout right before, count as correlation; where only variances are
-carried, the covariances that a convolution tells of its neighbouring outputs (`favour.neighbours`), for up to 3 × 3.
+Within a window the factor columns count as correlation; where only variances are
+carried, what is known of the covariances within channels (`favour.surrogate.channels`): of a convolution's neighbouring
+outputs for up to 3 × 3, of channels that fall together for any window.
 
 **Behind dropout** the largest of a window is there or not, and then the second largest steps in: nothing Gaussian. The
 two operations, and a ReLU around them, are one (`favour.capture.commuting` finds them), y = max_i D_i x_i or
@@ -37,10 +38,10 @@ from torch import Tensor
 
 from favour.errors import UnsupportedOperation
 from favour.moments.maxima import ABSENT, Covariances, Dropped, Law, largest, largest_dropped, without_floor
-from favour.neighbours import Mapped, Neighbours
 from favour.rules.registry import rule
 from favour.rules.windows import Box, Sizes, Windows, adaptive_windows, pool_windows
 from favour.surrogate import DiagonalNoise, LatentNoise, LinearMap, Noise, Surrogate, compose, structural
+from favour.surrogate.channels import ChannelCovariance, Mapped
 from favour.value import Context, Value
 
 aten = torch.ops.aten
@@ -50,7 +51,12 @@ class _Entries:
     """Means, independent variances and factor columns of the entries of every window, in at least float32."""
 
     def __init__(
-        self, box: Box, mean: Tensor, diag: Tensor | None, factor: Tensor | None, near: Neighbours | None = None
+        self,
+        box: Box,
+        mean: Tensor,
+        diag: Tensor | None,
+        factor: Tensor | None,
+        within: ChannelCovariance | None = None,
     ) -> None:
         self.box, self.dtype = box, mean.dtype
         work = torch.promote_types(mean.dtype, torch.float32)
@@ -59,8 +65,8 @@ class _Entries:
         self.diags = [nothing] * len(self.means) if diag is None else box.entries(diag.to(work), 0.0)
         self.factors = None if factor is None else box.entries(factor.to(work), 0.0)
         self.pairs: Covariances | None = None
-        if near is not None and factor is None:
-            found = box.covariances(near, mean.ndim - 2)
+        if within is not None and factor is None:
+            found = box.covariances(within, mean.ndim - 2)
             self.pairs = None if found is None else {ij: c.to(work) for ij, c in found.items()}
 
     def laws(self) -> list[Law]:
@@ -94,13 +100,14 @@ class _Entries:
 
 def maximum(ctx: Context, x: Value, windows: Sequence[Windows]) -> Surrogate:
     """The surrogate of the largest entry of every window."""
-    diag, factor, near = x.diag, x.factor, x.near
+    diag, factor, known = x.diag, x.factor, x.known(ChannelCovariance)
+    within = known
     box = Box(tuple(windows), spatial=min([w.dim for w in windows]) >= 2 - x.mean.ndim)
-    if factor is None and near is not None and near.whole and box.spatial:
-        factor, near = near.columns(), None  # channels apart, so that a latent for each of them is one for all
+    if factor is None and known is not None and known.whole and box.spatial:
+        factor, within = known.columns(), None  # channels apart, so that a latent for each of them is one for all
         assert factor is not None
         diag = (x.variance - factor.square().sum(0)).clamp_min(0)
-    entries = _Entries(box, x.mean, diag, factor, near)
+    entries = _Entries(box, x.mean, diag, factor, within)
     best, weights = largest(entries.laws(), entries.pairs)
     mean = best.mean.to(entries.dtype)
     if ctx.activation != "price":
@@ -108,10 +115,9 @@ def maximum(ctx: Context, x: Value, windows: Sequence[Windows]) -> Surrogate:
     residual = (best.variance - entries.explained(weights)).clamp(min=0).to(entries.dtype)
     noise = DiagonalNoise(residual, f"{ctx.module or 'model'} (max pool)")
     result = Surrogate(mean, [(x, entries.routing(weights))], [noise])
-    if near is not x.near or (entries.pairs is not None and x.near is not None):
-        assert x.near is not None
+    if known is not None and (within is None or entries.pairs is not None):
         result.variance = best.variance.to(entries.dtype)
-        result.near = Mapped(x.near, result.maps[0][1], mean)
+        result.carried.append(Mapped(known, result.maps[0][1], mean))
     return result
 
 

@@ -4,7 +4,7 @@
     1/d_t = (average of ones)_t / (number of entries)_t.
 
 Where only variances are carried, entries of a window count as independent, unless their covariances are told
-(`favour.neighbours`): Var y_t = Σ_ij Cov(x_i, x_j)/d_t², for windows of up to 3 × 3 entries inside the picture.
+(`favour.surrogate.channels`): Var y_t = Σ_ij Cov(x_i, x_j)/d_t², for windows of up to 3 × 3 entries inside the picture.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from favour.neighbours import Mapped, Neighbours
 from favour.rules.registry import rule
 from favour.rules.windows import Box, Sizes, Windows, adaptive_windows, per_axis, pool_windows, spans
 from favour.surrogate import LinearMap, Surrogate, scaled, structural
+from favour.surrogate.channels import ChannelCovariance, Mapped
 from favour.value import Context, Value
 
 aten = torch.ops.aten
@@ -41,21 +41,22 @@ def _register(op: Any, make: Callable[..., tuple[Tensor, LinearMap]], windows: C
     def average(ctx: Context, x: Value, *args: Any, **kwargs: Any) -> Surrogate:
         mean, G = make(x.mean, *args, **kwargs)
         result = Surrogate(mean, [(x, G)])
-        if x.near is not None and not x.near.whole:
-            _correlated(result, x, x.near, Box(tuple(windows(x.mean, *args, **kwargs))))
+        within = x.known(ChannelCovariance)
+        if within is not None and not within.whole:
+            _correlated(result, x, within, Box(tuple(windows(x.mean, *args, **kwargs))))
         return result
 
 
-def _correlated(y: Surrogate, x: Value, near: Neighbours, box: Box) -> None:
+def _correlated(y: Surrogate, x: Value, within: ChannelCovariance, box: Box) -> None:
     """Var y_t = Σ_ij Cov(x_i, x_j)/d², for windows that all lie inside."""
     space = x.mean.ndim - 2
-    pairs = box.covariances(near, space) if box.within else None
+    pairs = box.covariances(within, space) if box.within else None
     ((_, G),) = y.maps
     if pairs:
         total = torch.stack(list(pairs.values())).sum(0)
         share = G.square(torch.ones_like(x.mean[:1, :1])) / box.count  # 1/d²
         y.variance = G.square(x.variance) + 2 * share * total
-        y.near = Mapped(near, G, y.mean)
+        y.carried.append(Mapped(within, G, y.mean))
 
 
 def _average_windows(

@@ -17,7 +17,19 @@ from torch import Tensor
 from favour.errors import InvalidValue, UnsupportedOperation
 from favour.scalar import ScalarFunction, remainder_between, surrogate_slope
 from favour.scalar.effective import effective_moments
-from favour.surrogate import DiagonalNoise, LinearMap, Noise, Pointwise, Surrogate, compose, scaling, stored
+from favour.surrogate import (
+    Cumulants,
+    DiagonalNoise,
+    LinearMap,
+    Noise,
+    Pointwise,
+    Residual,
+    Surrogate,
+    compose,
+    scaling,
+    stored,
+)
+from favour.surrogate.channels import ChannelCovariance, Scaled
 from favour.value import Context, Value
 
 Exactness = Literal["exact", "moment-matched", "linearised", "refused"]
@@ -114,22 +126,24 @@ def pointwise_surrogate(ctx: Context, x: Value, f: ScalarFunction) -> Surrogate:
     def bend() -> Tensor:
         return curvature(f, x.mean, x.variance)
 
-    draw = None
-    if x.cumulants is None or not price or f.exactness == "linearised":  # two values may lie outside f's domain
+    draw, cumulants = None, x.known(Cumulants)
+    if cumulants is None or not price or f.exactness == "linearised":  # two values may lie outside f's domain
         mean, slope, residual = surrogate_slope(f, x.mean, x.variance, ctx.activation)
     else:
-        third, fourth = x.cumulants
+        third, fourth = cumulants.third, cumulants.fourth
         (mean, slope, residual), draw = effective_moments(f, x.mean, x.variance, third, fourth, bend)
 
     slope = stored(slope)
-    result = Surrogate(mean, [(x, scaling(slope))], draw=draw, second=Pointwise(bend) if price else None)
+    result = Surrogate(mean, [(x, scaling(slope))], second=Pointwise(bend) if price else None)
     if not price:
         return result
-    told = None if x.near is None else x.near.response()
-    if told is not None:
+    within = x.known(ChannelCovariance)
+    told = None if within is None else within.response()
+    if within is not None and told is not None:
         z, spread = told
-        answer = compose(scaling(0.5 * bend()), spread)  # see `favour.neighbours`
+        answer = compose(scaling(0.5 * bend()), spread)  # see `favour.surrogate.channels`
         result.maps.append((z, answer))
+        result.carried.append(Scaled(within, slope, x.mean.ndim - 2))
         result.variance = slope.square() * x.variance + residual
         residual = (residual - answer.square(z.variance)).clamp_min(0)
 
@@ -137,7 +151,7 @@ def pointwise_surrogate(ctx: Context, x: Value, f: ScalarFunction) -> Surrogate:
         assert c is not None
         return DiagonalNoise(remainder_between(f, x.mean, x.variance, residual, c).flatten(0, 1))
 
-    result.noises.append(DiagonalNoise(residual, f"{ctx.module or 'model'} ({f.name})", between=between))
+    result.noises.append(Residual(residual, f"{ctx.module or 'model'} ({f.name})", between=between, draw=draw))
     return result
 
 

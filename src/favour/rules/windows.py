@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from favour.neighbours import Lag, Neighbours
 from favour.surrogate import LinearMap, Routing
+from favour.surrogate.channels import ChannelCovariance, Lag
 
 aten = torch.ops.aten
 Sizes = int | Sequence[int]
@@ -189,7 +189,7 @@ class Box:
             places = [(*place, d) for place in places for d in steps.get(dim, [0])]
         return places if len(places) <= MOST_NEIGHBOURS else None
 
-    def covariances(self, near: Neighbours, space: int) -> dict[tuple[int, int], Tensor] | None:
+    def covariances(self, within: ChannelCovariance, space: int) -> dict[tuple[int, int], Tensor] | None:
         """Cov(entry i, entry j) of every window by (i, j), i < j; None where `offsets` has none."""
         places = self.offsets(space)
         if places is None:
@@ -200,7 +200,7 @@ class Box:
             for i, here in enumerate(places[:j]):
                 lag = tuple([b - a for a, b in zip(here, there, strict=True)])
                 if lag not in found:
-                    found[lag] = self.entries(near.at(lag), 0.0)
+                    found[lag] = self.entries(within.at(lag), 0.0)
                 pairs[i, j] = found[lag][i]
         return pairs
 

@@ -26,38 +26,15 @@ units (`favour.methods.pairs`) explain ½E[f″]²(v² − u²) more.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from favour.moments import Moments
 from favour.scalar.function import ScalarFunction
+from favour.surrogate import EffectiveDraw
 
 _STEPS = 8  # of Newton's method, from above the root of a convex function
-
-
-@dataclass(frozen=True, eq=False)
-class EffectiveDraw:
-    """The draw of two values in x, before a function with the slope s and E[f″] = b.
-
-    Attributes:
-        third: κ₃ of x.
-        variance: u.
-        slope: s.
-        curvature: b, when called.
-    """
-
-    third: Tensor
-    variance: Tensor
-    slope: Tensor
-    curvature: Callable[[], Tensor]
-
-    def explained(self) -> Tensor:
-        """What secants explain of the residual."""
-        b, some = self.curvature(), self.variance > 0
-        ratio = torch.where(some, self.third / torch.where(some, self.variance, 1.0), 0.0)
-        return b * self.third * (self.slope + 0.25 * b * ratio)
 
 
 def effective_draw(third: Tensor, fourth: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:

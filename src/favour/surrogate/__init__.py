@@ -15,12 +15,16 @@ the x_i. Rules make surrogates, methods consume them, and neither knows the othe
 | `convolution` | kernels                                                                |
 | `jacobian`    | diagonal plus low rank: norms, softmax                                 |
 | `noise`       | N                                                                      |
+| `residual`    | what an element-wise function leaves over beside its line              |
+| `carried`     | what forward sweeps know of a value beside its mean and variances      |
+| `channels`    | of that, covariances within channels                                   |
 | `surrogate`   | all of them together, and second derivatives                           |
 
 Shapes. A tensor of the graph is (batch, *event). Deviations, factor columns and covectors carry one more
 axis in front, the fold axis F: (F, batch, *event). A diagonal (variances) is (batch, *event).
 """
 
+from favour.surrogate.carried import Carried, Cumulants, LoneCumulants
 from favour.surrogate.linear_map import (
     Composition,
     Generic,
@@ -52,22 +56,28 @@ from favour.surrogate.noise import (
     stored,
     weighted_gram,
 )
+from favour.surrogate.residual import EffectiveDraw, Residual
 from favour.surrogate.structural import Pattern, Routing, Structural, Sum, structural, weighted_sum
 from favour.surrogate.surrogate import Pointwise, Second, Surrogate
 
 __all__ = [
     "Between",
+    "Carried",
     "Composition",
+    "Cumulants",
     "DenseNoise",
     "DiagonalNoise",
+    "EffectiveDraw",
     "Generic",
     "Identity",
     "ImageNoise",
     "LatentNoise",
     "LinearMap",
+    "LoneCumulants",
     "Noise",
     "Pattern",
     "Pointwise",
+    "Residual",
     "RotatedNoise",
     "Routing",
     "Scaling",

@@ -5,16 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
+from favour.surrogate.carried import Carried
 from favour.surrogate.linear_map import LinearMap, scaled
 from favour.surrogate.noise import Noise, flat
-
-if TYPE_CHECKING:
-    from favour.neighbours import Neighbours
-    from favour.scalar.effective import EffectiveDraw
 
 
 class Second(ABC):
@@ -59,16 +56,13 @@ class Surrogate:
         maps: Pairs of an uncertain argument (as the rule received it) and its `LinearMap`.
         noises: The draws this operation makes.
         second: Second derivatives in the first argument of `maps`, where the operation is curved and they are known.
-        near: Covariances within the channels of y, for sweeps that carry variances only.
-        variance: Var y of such a sweep, where `near` of an argument tells more than (G∘G)v.
-        draw: The effective draw of two values in the argument, where its cumulants are known. What secants of it
-            explain is among the noises too, which may be below 0 for it.
+        carried: What the operation tells of y to sweeps of variances, in the place of what its maps would move.
+        variance: Var y in such a sweep, where what an argument carries tells more than maps and noises do.
     """
 
     mean: Tensor
     maps: list[tuple[Any, LinearMap]] = field(default_factory=list)
     noises: list[Noise] = field(default_factory=list)
     second: Second | None = None
-    near: Neighbours | None = None
+    carried: list[Carried] = field(default_factory=list)
     variance: Tensor | None = None
-    draw: EffectiveDraw | None = None

@@ -19,8 +19,8 @@ import favour
 from favour import Diagonal, Full, Kronecker, Rows
 from favour.methods.forward import DiagonalOnly, Sweep
 from favour.moments.maxima import Law, largest
-from favour.neighbours import Neighbours, inside, shifted
 from favour.rules import RULES
+from favour.surrogate.channels import ChannelCovariance, inside, shifted
 from favour.value import Context, Value, Weight
 
 aten = torch.ops.aten
@@ -39,10 +39,10 @@ CALLS: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...], tuple[Any, ...]]] 
 
 
 def value_of(surrogate: Any) -> Value:
-    return DiagonalOnly(neighbours=True).absorb(surrogate, None, Sweep({}))  # type: ignore[arg-type]
+    return DiagonalOnly(ChannelCovariance).absorb(surrogate, None, Sweep({}))  # type: ignore[arg-type]
 
 
-def check_lags(near: Neighbours | None, dense: Tensor, space: tuple[int, ...]) -> None:
+def check_lags(near: ChannelCovariance | None, dense: Tensor, space: tuple[int, ...]) -> None:
     """All lags of every channel against Cov, (batch, channels, T, T), T the positions of `space`."""
     assert near is not None
     places = list(itertools.product(*map(range, space)))
@@ -95,36 +95,38 @@ def convolution(name: str, certain: bool, kind: str = "mean-field") -> tuple[Val
 
 @pytest.mark.parametrize("certain", [True, False])
 @pytest.mark.parametrize("name", CALLS)
-def test_neighbours_of_a_mean_field_convolution(name, certain):
+def test_covariances_of_a_mean_field_convolution(name, certain):
     value, dense = convolution(name, certain)
     close(value.variance.flatten(2), dense.diagonal(dim1=-2, dim2=-1), "variance")
-    check_lags(value.near, dense, tuple(value.mean.shape[2:]))
+    check_lags(value.known(ChannelCovariance), dense, tuple(value.mean.shape[2:]))
 
 
 @pytest.mark.parametrize("kind", ["rows", "kronecker", "full"])
 @pytest.mark.parametrize("name", ["1d", "2d, strided", "2d, groups"])
-def test_neighbours_of_a_correlated_kernel(name, kind):
+def test_covariances_of_a_correlated_kernel(name, kind):
     value, dense = convolution(name, True, kind)
-    check_lags(value.near, dense, tuple(value.mean.shape[2:]))
+    check_lags(value.known(ChannelCovariance), dense, tuple(value.mean.shape[2:]))
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_neighbours_of_a_known_kernel(name):
+def test_covariances_of_a_known_kernel(name):
     overload, event, shape, rest = CALLS[name]
     x, w = Value(randn(BATCH, *event), torch.rand(BATCH, *event, dtype=F64)), randn(shape)
     value = value_of(RULES[overload].function(Context(), x, w, None, *rest))
     G = reference.dense_matrix(lambda t: overload(t, w, None, *rest), x.mean[:1])
     T = value.mean[0, 0].numel()
     dense = (G @ x.variance.flatten(1).diag_embed() @ G.T).reshape(BATCH, shape[0], T, shape[0], T)
-    check_lags(value.near, dense.diagonal(dim1=1, dim2=3).movedim(-1, 1), tuple(value.mean.shape[2:]))
+    check_lags(
+        value.known(ChannelCovariance), dense.diagonal(dim1=1, dim2=3).movedim(-1, 1), tuple(value.mean.shape[2:])
+    )
 
 
 @pytest.mark.parametrize("kind", ["mean-field", "rows"])
 @pytest.mark.parametrize("certain", [True, False])
 def test_column_leaves_a_positive_semidefinite_rest(kind, certain):
     value, dense = convolution("2d", certain, kind)
-    assert value.near is not None
-    (u,) = value.near.columns().flatten(3)
+    assert value.known(ChannelCovariance) is not None
+    (u,) = value.known(ChannelCovariance).columns().flatten(3)
     rest = dense - u.unsqueeze(-1) * u.unsqueeze(-2)
     assert torch.linalg.eigvalsh(rest).min() > -1e-10
     share = u.square().sum() / dense.diagonal(dim1=-2, dim2=-1).sum()
@@ -134,8 +136,8 @@ def test_column_leaves_a_positive_semidefinite_rest(kind, certain):
 def test_column_of_nothing_is_nothing():
     weight = Weight("w", randn(2, 1, 2, 2), Diagonal(torch.zeros(2, 1, 2, 2, dtype=F64)))
     value = value_of(RULES[aten.conv2d.default].function(Context(), randn(BATCH, 1, 3, 3), weight))
-    assert value.near is not None
-    assert not value.near.columns().any()
+    assert value.known(ChannelCovariance) is not None
+    assert not value.known(ChannelCovariance).columns().any()
 
 
 def chain() -> tuple[Value, Tensor]:
@@ -153,10 +155,10 @@ def chain() -> tuple[Value, Tensor]:
     return value_of(surrogate), slope.unsqueeze(-1) * dense * slope.unsqueeze(-2) + rest
 
 
-def test_neighbours_behind_norm_and_activation():
+def test_covariances_behind_norm_and_activation():
     value, dense = chain()
     close(value.variance.flatten(2), dense.diagonal(dim1=-2, dim2=-1), "variance")
-    check_lags(value.near, dense, tuple(value.mean.shape[2:]))
+    check_lags(value.known(ChannelCovariance), dense, tuple(value.mean.shape[2:]))
 
 
 @pytest.mark.parametrize(
@@ -182,16 +184,16 @@ def test_pooling_hands_on_columns(op):
     value, _ = chain()
     surrogate = RULES[op].function(Context(), value, [2, 2])
     pooled = value_of(surrogate)
-    assert value.near is not None and pooled.near is not None
+    assert value.known(ChannelCovariance) is not None and pooled.known(ChannelCovariance) is not None
     ((_, G),) = surrogate.maps
-    u = pooled.near.columns()
-    close(u, G.apply(value.near.columns()), "columns")
+    u = pooled.known(ChannelCovariance).columns()
+    close(u, G.apply(value.known(ChannelCovariance).columns()), "columns")
     flat = u[0].flatten(2)
     assert (flat.square() <= pooled.variance.flatten(2) + 1e-12).all()
-    check_lags(pooled.near, flat.unsqueeze(-1) * flat.unsqueeze(-2), tuple(pooled.mean.shape[2:]))
+    check_lags(pooled.known(ChannelCovariance), flat.unsqueeze(-1) * flat.unsqueeze(-2), tuple(pooled.mean.shape[2:]))
 
 
-class Table(Neighbours):
+class Table(ChannelCovariance):
     """A dense covariance within channels, (batch, channels, T, T), lag by lag."""
 
     def __init__(self, dense: Tensor, space: tuple[int, ...]) -> None:
@@ -217,7 +219,7 @@ def cropped(value: Value, dense: Tensor) -> tuple[Value, Tensor]:
     assert rows >= 4 and columns >= 6, (rows, columns)
     keep = torch.arange(rows * columns).reshape(rows, columns)[:4, :6].flatten()
     small = dense[..., keep, :][..., keep]
-    part = Value(value.mean[..., :4, :6], value.variance[..., :4, :6], near=Table(small, (4, 6)))
+    part = Value(value.mean[..., :4, :6], value.variance[..., :4, :6], carried=(Table(small, (4, 6)),))
     return part, small
 
 
@@ -242,7 +244,7 @@ def test_maximum_of_correlated_entries_against_sampling(args):
     n, bound = 200_000, 0.02 if args[0] == [2, 2] else 0.04
     mean, dense = gaussian_field(4, 5, 6)
     variance = dense.diagonal(dim1=-2, dim2=-1).unflatten(-1, (5, 6))
-    x = Value(mean, variance, near=Table(dense, (5, 6)))
+    x = Value(mean, variance, carried=(Table(dense, (5, 6)),))
     surrogate = RULES[aten.max_pool2d.default].function(Context(), x, *args)
     y = value_of(surrogate)
     root = torch.linalg.cholesky(dense + 1e-12 * torch.eye(30, dtype=F64))
@@ -299,7 +301,9 @@ def test_maximum_keeps_its_noise_positive(seed, rows, columns):
     root = torch.randn(1, 1, T, rank, dtype=F64, generator=g)
     dense = root @ root.mT
     variance = dense.diagonal(dim1=-2, dim2=-1).unflatten(-1, (rows, columns))
-    x = Value(torch.randn(1, 1, rows, columns, dtype=F64, generator=g), variance, near=Table(dense, (rows, columns)))
+    x = Value(
+        torch.randn(1, 1, rows, columns, dtype=F64, generator=g), variance, carried=(Table(dense, (rows, columns)),)
+    )
     surrogate = RULES[aten.max_pool2d.default].function(Context(), x, [rows, columns])
     y = value_of(surrogate)
     assert y.mean.isfinite().all() and y.variance.isfinite().all()
@@ -382,7 +386,7 @@ def test_other_methods_keep_to_their_own_covariance():
     close(exact.covariance_matrix, full.covariance_matrix, "covariance")
 
 
-def test_neighbours_export_and_differentiate():
+def test_covariances_export_and_differentiate():
     model, x = network(), pictures(2)
     predict = favour.compile(model, x, method="adjoint")
 
@@ -414,8 +418,8 @@ def test_response_of_a_convolution():
     y = value_of(
         RULES[aten.conv2d.default].function(Context(), value, Weight("w", w, Diagonal(variance)), None, [2, 1])
     )
-    assert y.near is not None
-    z, spread = y.near.response()
+    assert y.known(ChannelCovariance) is not None
+    z, spread = y.known(ChannelCovariance).response()
     assert z is value
     d, g = randn(1, *z.mean.shape), randn(1, *y.mean.shape)
 
@@ -433,7 +437,9 @@ def test_response_of_a_convolution():
     one = z.mean[:1]
     A = reference.dense_matrix(lambda t: F.conv2d(2 * t * one, variance, stride=[2, 1]), one)
     close(spread.square(z.variance)[0].flatten(), A.square() @ z.variance[0].flatten(), "square")
-    assert value.near is not None and value.near.response() is None  # a known input has none
+    assert (
+        value.known(ChannelCovariance) is not None and value.known(ChannelCovariance).response() is None
+    )  # a known input has none
 
 
 def test_activation_follows_the_spread_of_a_kernel():

@@ -2,8 +2,8 @@
 
 Neighbouring outputs of a convolution see the same inputs through the same kernel, so they are far from independent:
 the largest of four of them is not the largest of four independent ones, and their average varies nearly as much as
-each. A value (batch, channels, *space) of a sweep that carries variances may therefore come with `Neighbours`, which
-tell on request
+each. Entries of a channel that dropout takes together fall together. A value (batch, channels, *space) of a sweep that
+carries variances may therefore come with its `ChannelCovariance`, which tells on request
 
     at(d)       Cov(x_c(p), x_c(p + d)) for a lag d ≠ 0 along the last axes,
     columns()   u with Cov(x_c) ⪰ u_c u_cᵀ + a diagonal, channel by channel: each channel has a latent of its own,
@@ -25,18 +25,17 @@ the second term.)
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from abc import abstractmethod
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from favour.surrogate import Generic, LinearMap, Scaling, Unavailable, compose
-from favour.surrogate.linear_map import Factor
-
-if TYPE_CHECKING:
-    from favour.value import Value
+from favour.surrogate.carried import Carried, find
+from favour.surrogate.linear_map import Factor, Generic, LinearMap, Scaling, Unavailable, compose
+from favour.surrogate.noise import DiagonalNoise
+from favour.value import Value
 
 Lag = tuple[int, ...]
 
@@ -56,13 +55,14 @@ def inside(t: Tensor, lag: Lag) -> Tensor:
     return F.pad(F.pad(t, crop), [-n for n in crop])
 
 
-class Neighbours(ABC):
+class ChannelCovariance(Carried):
     """Covariances within the channels of one value.
 
     Attributes:
         whole: The columns tell all of it: Cov(x_c) = Σ_k u_kc u_kcᵀ + a diagonal.
     """
 
+    title = "covariances within channels"
     whole: bool = False
 
     def __init__(self) -> None:
@@ -84,6 +84,36 @@ class Neighbours(ABC):
         """An earlier value z and δz ↦ δVar[x | z], or None where there is nothing to tell."""
         return None
 
+    @classmethod
+    def after(cls, y: Any) -> Self | Unavailable | None:
+        """A diagonal map scales them, other maps that keep channels apart carry the columns; all else ends them."""
+        known = find(y.maps[0][0].carried, cls) if y.maps else None
+        if known is None:
+            return None
+        G = y.maps[0][1]
+        if len(y.maps) > 1:
+            return Unavailable("two uncertain tensors meet")
+        if not all([isinstance(noise, DiagonalNoise) for noise in y.noises]):
+            return Unavailable("the operation draws for many entries at once")
+        if isinstance(G, Scaling):
+            return Scaled(known, G.factor, y.mean.ndim - 2, linear=not y.noises)  # type: ignore[return-value]
+        if y.mean.ndim <= 2:
+            return None  # a channel is one entry
+        if not (known.whole and G.channelwise and known.columns() is not None):
+            return Unavailable(
+                f"{G} mixes channels" if known.whole else f"{G} mixes entries whose columns tell not all"
+            )
+        return Mapped(known, G, y.mean)  # type: ignore[return-value]
+
+    def through(self, variance: Tensor, G: LinearMap) -> Tensor | None:
+        """(G∘G)(v − Σu²) + Σ(Gu)², where the columns tell all of it and G keeps channels apart."""
+        if isinstance(G, Scaling) or not (self.whole and G.channelwise):
+            return None
+        u = self.columns()
+        if u is None:
+            return None
+        return G.square((variance - u.square().sum(0)).clamp_min(0)) + G.apply(u).square().sum(0)
+
     @abstractmethod
     def _covariance(self, lag: Lag) -> Tensor: ...
 
@@ -91,13 +121,13 @@ class Neighbours(ABC):
     def _make_columns(self) -> Tensor | None: ...
 
 
-class Scaled(Neighbours):
+class Scaled(ChannelCovariance):
     """Of s∘x + independent noise, s broadcasting to x: Cov = s(p) s(p + d) Cov(x(p), x(p + d)).
 
     `linear` says that there is no noise.
     """
 
-    def __init__(self, x: Neighbours, factor: Factor, space: int, linear: bool = False) -> None:
+    def __init__(self, x: ChannelCovariance, factor: Factor, space: int, linear: bool = False) -> None:
         super().__init__()
         self.x, self.factor, self.linear, self.whole = x, factor, linear, x.whole
         self.flat = not isinstance(factor, Tensor) or all(
@@ -121,7 +151,7 @@ class Scaled(Neighbours):
         return z, spread.scaled_after(self.factor**2)
 
 
-class Fallen(Neighbours):
+class Fallen(ChannelCovariance):
     """Of channels that fall together: one draw for all entries of a channel, in the columns u.
 
     Args:
@@ -129,7 +159,7 @@ class Fallen(Neighbours):
         x: What was known before the draws, scaled by them.
     """
 
-    def __init__(self, columns: Tensor, x: Neighbours | None) -> None:
+    def __init__(self, columns: Tensor, x: ChannelCovariance | None) -> None:
         super().__init__()
         self.own, self.x, self.whole = columns, x, x is None or x.whole
 
@@ -142,7 +172,7 @@ class Fallen(Neighbours):
         return self.own if known is None else torch.cat([self.own, known])
 
 
-class Mapped(Neighbours):
+class Mapped(ChannelCovariance):
     """Of Gx + independent noise for a map that keeps channels apart: what the columns tell.
 
     Args:
@@ -151,7 +181,7 @@ class Mapped(Neighbours):
         like: The result's mean.
     """
 
-    def __init__(self, x: Neighbours, G: LinearMap, like: Tensor) -> None:
+    def __init__(self, x: ChannelCovariance, G: LinearMap, like: Tensor) -> None:
         super().__init__()
         self.x, self.G, self.like, self.whole = x, G, like, x.whole and G.one_per_column
 
@@ -176,27 +206,3 @@ class Mapped(Neighbours):
         if isinstance(made.power(2), Unavailable):
             made = Generic(made.apply, made.transpose, lambda v: G.square(spread.square(v)), alike=made.alike)
         return z, made
-
-
-def moved(
-    near: Neighbours, variance: Tensor, G: LinearMap, like: Tensor, linear: bool
-) -> tuple[Neighbours | None, Tensor]:
-    """What a map leaves of the covariances within channels, and the variances that it gives by them.
-
-    A diagonal map scales them; other maps that keep channels apart carry the columns, and where these tell all of it
-    the variances of Gx are (G∘G)(v − Σu²) + Σ(Gu)²; maps that mix channels end them.
-
-    Args:
-        near: Of the argument.
-        variance: v of the argument.
-        G: The map.
-        like: The result's mean.
-        linear: The operation adds no noise.
-    """
-    if isinstance(G, Scaling):
-        return Scaled(near, G.factor, like.ndim - 2, linear), G.square(variance)
-    u = near.columns() if G.channelwise and near.whole else None
-    if u is None:
-        return None, G.square(variance)
-    through = G.square((variance - u.square().sum(0)).clamp_min(0)) + G.apply(u).square().sum(0)
-    return Mapped(near, G, like) if like.ndim > 2 else None, through

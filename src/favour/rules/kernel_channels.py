@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from favour.neighbours import Lag, Neighbours, inside, shifted
 from favour.posterior import Gaussian
 from favour.rules.weight_space import Layout, row_variances
 from favour.surrogate import LatentNoise, LinearMap, compose, scaling
+from favour.surrogate.channels import ChannelCovariance, Lag, inside, shifted
 from favour.surrogate.convolution import Convolution, Geometry
 from favour.surrogate.matrices import passing
 from favour.value import Value
@@ -53,7 +53,7 @@ class Draws:
     latent: list[LatentNoise] = field(default_factory=list)
 
 
-class Convolved(Neighbours):
+class Convolved(ChannelCovariance):
     """Of y = K ∗ x + b, for x known or with variances."""
 
     def __init__(self, x: Value | Tensor, kernel: Tensor, geometry: Geometry, draws: Draws, y: Tensor) -> None:
@@ -84,8 +84,9 @@ class Convolved(Neighbours):
         if draws.variance is not None:
             mean = self.x.mean if isinstance(self.x, Value) else self.x
             product = mean * shifted(mean, step)
-            if isinstance(self.x, Value) and self.x.near is not None:
-                product = product + self.x.near.at(step)
+            within = self.x.known(ChannelCovariance) if isinstance(self.x, Value) else None
+            if within is not None:
+                product = product + within.at(step)
             parts.append(self.geometry.apply(product, draws.variance))
         if draws.patches is not None:
             gaussian, layout, here = draws.patches
@@ -101,7 +102,7 @@ class Convolved(Neighbours):
         leaves or takes has x² = x·μ/q, and against samples nothing was gained there.
         """
         variance, geometry = self.draws.variance, self.geometry
-        if not isinstance(self.x, Value) or self.x.near is None or variance is None:
+        if not isinstance(self.x, Value) or self.x.known(ChannelCovariance) is None or variance is None:
             return None
         spread = Convolution(geometry, passing(variance), self.x.mean.shape[2:])
         return self.x, compose(spread, scaling(2 * self.x.mean))
