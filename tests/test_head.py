@@ -10,9 +10,9 @@ from torch import nn
 
 import favour
 from favour.belief import Belief
-from favour.capture.node import DROPOUTS
 from favour.errors import InvalidValue, UnsupportedOperation
 from favour.experiments import digits
+from favour.graph.node import DROPOUTS
 from favour.head import draw, find_head
 from favour.head.tables import make_masks, shuffled
 

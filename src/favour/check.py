@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from favour.belief import Belief
-from favour.capture.graph import split_example
 from favour.covariance import flatten_event
 from favour.errors import InvalidValue
+from favour.graph.capture import split_example
 from favour.inspect.agreement import OUTPUTS, Tally
 from favour.inspect.live import live_difference
 

@@ -1,7 +1,7 @@
 """A predictor as a classifier: its logits, and probabilities that are taken once.
 
 Networks end in logits or in the probabilities made of them. What of the two a predictor returns is read off its graph
-(`favour.capture.ending`):
+(`favour.passes.normalise.ending`):
 
     logits                      p = E[link(z)], link a softmax or sigmoid
     link(logits), or its log    the same of z: a second predictor of the graph without the link answers
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from favour import head, predictive
 from favour.belief import Belief
-from favour.capture.ending import SOFTMAX, Ending, ending, without_links
 from favour.errors import InvalidValue, UnsupportedOperation
+from favour.passes.normalise.ending import SOFTMAX, Ending, ending, without_links
 from favour.simplex import GIVEN, LOOSE, as_given, sums_to_one
 
 if TYPE_CHECKING:

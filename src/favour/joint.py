@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from favour.belief import Belief
-from favour.capture.dynamic import key_name
-from favour.capture.node import Graph, Node
 from favour.covariance import Covariance, Dense, DiagonalPlusFactor
 from favour.errors import InvalidType, InvalidValue, ShapeMismatch, UnknownName
-from favour.sizes import size_of
+from favour.graph.dynamic import key_name
+from favour.graph.node import Graph, Node
+from favour.graph.sizes import size_of
 
 aten = torch.ops.aten
 

@@ -37,9 +37,9 @@ from favour.confidence import check_level
 from favour.covariance import check_finite, flatten_event, square_root
 from favour.covariance.precision import widen
 from favour.errors import AmbiguousOutputs, InvalidType, InvalidValue, ShapeMismatch
+from favour.graph.tracing import constant
 from favour.simplex import GIVEN, as_given, between_zero_and_one, sums_to_one
 from favour.targets import fitting
-from favour.tracing import constant
 
 KINDS = ("softmax", "binary", "multilabel", "ordinal")
 ESTIMATORS = ("nodes", "probit", "bridge")

@@ -21,21 +21,21 @@ from torch.utils import _pytree as pytree
 from favour import across, classes, intervals
 from favour.attribution import Attribution
 from favour.belief import Belief
-from favour.capture.ending import Ending
-from favour.capture.lookups import Lookup, check_lookups, find_lookups
-from favour.capture.node import Graph, Node
 from favour.errors import ChangedModel, FavourError, InvalidType, InvalidValue, StalePredictor, computing
 from favour.following import Origin, Structure, Values, same_graph
+from favour.graph.node import Graph, Node
+from favour.graph.sizes import bound_sizes
 from favour.head import Head, find_head
 from favour.inspect.selfcheck import SelfCheck
 from favour.joint import Joint, concatenated, split
 from favour.methods.choice import Choice, choose
 from favour.methods.engine import Settings, infer, infer_parts
-from favour.plan import Plan, converted, make_plan
+from favour.passes.normalise.ending import Ending
+from favour.passes.normalise.lookups import Lookup, check_lookups, find_lookups
+from favour.passes.plan.steps import Plan, converted, make_plan
 from favour.posterior import Posterior
 from favour.rows import check_rows
 from favour.sampling import Sampler
-from favour.sizes import bound_sizes
 from favour.slices import slices
 from favour.tensors import (
     Cached,

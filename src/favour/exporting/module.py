@@ -21,12 +21,12 @@ from torch.utils import _pytree as pytree
 from favour import classes, predictive, scores
 from favour.belief import Belief
 from favour.calibration import Calibrated
-from favour.capture.ending import Ending, ending
-from favour.capture.lookups import Lookup, find_lookups, guarded, input_range, inside
-from favour.capture.node import Node
 from favour.confidence import check_level
 from favour.errors import InvalidType, InvalidValue, UnknownName, UnsupportedOperation
 from favour.exported import Port
+from favour.graph.node import Node
+from favour.passes.normalise.ending import Ending, ending
+from favour.passes.normalise.lookups import Lookup, find_lookups, guarded, input_range, inside
 from favour.predictor import Predictor
 from favour.simplex import as_given
 from favour.tensors import graph_values

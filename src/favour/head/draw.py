@@ -15,9 +15,9 @@ from torch.utils import _pytree as pytree
 
 from favour import predictive, scores
 from favour.belief import Belief
-from favour.capture.node import Node, replace_nodes
 from favour.covariance import square_root
 from favour.errors import InvalidValue, UnsupportedOperation
+from favour.graph.node import Node, replace_nodes
 from favour.head.find import DRAWS, Head, find_head
 from favour.head.masked import FEWEST, MaskedLinear
 from favour.head.match import weighed, weight_of

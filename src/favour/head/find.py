@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from favour.capture.node import DROPOUTS, Graph, Node, nodes_in
 from favour.errors import InvalidValue
+from favour.graph.node import DROPOUTS, Graph, Node, nodes_in
 from favour.methods.choice import multiplications
-from favour.plan import mark_uncertain
+from favour.passes.plan.steps import mark_uncertain
 from favour.posterior.gaussians import Diagonal
 from favour.rules.registry import RULES
 

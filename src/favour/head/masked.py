@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from favour.capture.node import Node
 from favour.covariance import square_root
+from favour.graph.node import Node
 
 FEWEST = 4  # inputs that are masked even where masked weights could be kept
 

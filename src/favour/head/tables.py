@@ -18,12 +18,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from favour.capture.node import Node
+from favour.graph.node import Node
+from favour.graph.tracing import constant
 from favour.head.find import CHANNELS, Head, size
 from favour.head.masked import masked_weights
 from favour.predictive import mirrored_normals
 from favour.tensors import Cached, can_keep, kept_value, version_of
-from favour.tracing import constant
 
 _KEPT = 2**22  # numbers in the masked weights of one layer
 

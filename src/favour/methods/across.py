@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from favour.capture.graph import DROPOUTS
+from favour.graph.capture import DROPOUTS
 from favour.methods.adjoint import Inputs, all_outputs, bend_back, bending_values
 from favour.methods.forward import Entry, Sweep
 from favour.scalar.between import correlation, safe_root

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from favour.methods.algorithm1 import decompose
 from favour.methods.forward import Blocks, Representation, Sweep, pushed_blocks
-from favour.plan import Step
+from favour.passes.plan.steps import Step
 from favour.surrogate import DiagonalNoise, LinearMap, Noise, Surrogate, diagonal_columns, flat, inner, weighted_gram
 from favour.value import Value
 

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from favour.errors import InvalidValue
+from favour.graph.tracing import constant
 from favour.moments.record import Function, Moments, Number, widen
 from favour.moments.tails import FAR, PDF0, SQRT_HALF
-from favour.tracing import constant
 
 Line = tuple[Number, Number]
 

@@ -29,10 +29,10 @@ from torch import nn
 import favour
 from favour import classes
 from favour.belief import Belief
-from favour.capture.graph_io import graph_to_json
 from favour.errors import InvalidType, InvalidValue, UnsupportedOperation
 from favour.exported import load_exported
 from favour.factories import make
+from favour.graph.graph_io import graph_to_json
 from favour.head import find_head
 from favour.posterior import Posterior
 from favour.predictive import KINDS, check_event, expected

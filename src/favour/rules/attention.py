@@ -1,4 +1,4 @@
-"""Softmax and log-softmax; attention is made of them and of matrix products (`favour.capture.decompose`).
+"""Softmax and log-softmax; attention is made of them and of matrix products (`favour.passes.normalise.decompose`).
 
 For p = softmax(μ) and Σ = diag(λ) + UUᵀ the covariance along the axis, the Hessian of p_i gives to second order
 

@@ -11,7 +11,7 @@ carried, what is known of the covariances within channels (`favour.surrogate.cha
 outputs for up to 3 × 3, of channels that fall together for any window.
 
 **Behind dropout** the largest of a window is there or not, and then the second largest steps in: nothing Gaussian. The
-two operations, and a ReLU around them, are one (`favour.capture.commuting` finds them), y = max_i D_i x_i or
+two operations, and a ReLU around them, are one (`favour.passes.normalise.commuting` finds them), y = max_i D_i x_i or
 max(0, max_i D_i x_i) with D_i ∈ {0, 1/q}, and
 
     m = E[y],   G_i = E[∂y/∂x_i] = E[D_i·1(i is the largest)],   N = Var y − G Σ Gᵀ

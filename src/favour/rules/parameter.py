@@ -3,7 +3,7 @@
     y = p for every input of the batch,    m = p̄,    N = diag(σ²) (and columns of draws shared between layers).
 
 Norm weights, scales, class tokens and position tables go through the rules of the operations that read them.
-`favour.capture.drawn` puts this operation into the graph.
+`favour.passes.normalise.drawn` puts this operation into the graph.
 """
 
 from __future__ import annotations

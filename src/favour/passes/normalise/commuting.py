@@ -30,9 +30,9 @@ from typing import Any
 
 import torch
 
-from favour.capture.decompose import Builder
-from favour.capture.node import Graph, Node, nodes_in, replace_nodes
-from favour.capture.roots import dropped_root, root
+from favour.graph.node import Graph, Node, nodes_in, replace_nodes
+from favour.passes.normalise.decompose import Builder
+from favour.passes.normalise.roots import dropped_root, root
 from favour.rules.maxima import POOLS, WITH_INDICES, dropped_max_pool
 from favour.rules.registry import RULES, Rule
 

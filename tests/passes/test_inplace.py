@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import favour
-from favour.capture.graph import capture
+from favour.graph.capture import capture
 
 
 class Model(nn.Module):

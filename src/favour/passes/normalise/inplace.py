@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from favour.capture.node import Graph, Node, replace_nodes
 from favour.errors import UnsupportedOperation
+from favour.graph.node import Graph, Node, replace_nodes
 
 aten = torch.ops.aten
 

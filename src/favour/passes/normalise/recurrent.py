@@ -29,9 +29,9 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
-from favour.capture.node import Graph, Node, nodes_in, replace_nodes
-from favour.capture.rewriting import Builder, Shape, rewrite
 from favour.errors import UnsupportedOperation
+from favour.graph.node import Graph, Node, nodes_in, replace_nodes
+from favour.passes.rewriting import Builder, Shape, rewrite
 from favour.rules.registry import RULES
 
 aten = torch.ops.aten

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import favour
-from favour.capture.graph import capture
-from favour.plan import configure
+from favour.graph.capture import capture
+from favour.passes.plan.steps import configure
 
 SOURCE = Path(__file__).read_text().splitlines()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from favour.capture.node import Graph, Node, replace_nodes
+from favour.graph.node import Graph, Node, replace_nodes
 
 Shape = tuple[int | str, ...]
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from favour.capture.node import DROPOUTS, Node, draws_numbers
-from favour.capture.rewriting import Builder, Shape
+from favour.graph.node import DROPOUTS, Node, draws_numbers
+from favour.passes.rewriting import Builder, Shape
 
 aten = torch.ops.aten
 

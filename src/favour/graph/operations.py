@@ -165,7 +165,7 @@ def functional(target: torch._ops.OpOverload) -> bool:
 
 
 def _can_be_silent(schema: Any) -> bool:
-    """Whether an argument says that nothing is drawn; `favour.capture.node.draws_numbers` reads it."""
+    """Whether an argument says that nothing is drawn; `favour.graph.node.draws_numbers` reads it."""
     return any(a.name in ("dropout", "dropout_p", "train", "training") for a in schema.arguments)
 
 

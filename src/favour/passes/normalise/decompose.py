@@ -25,10 +25,10 @@ from collections.abc import Callable, Collection
 
 import torch
 
-from favour.capture.composites import expand_composite
-from favour.capture.drawn import draw_parameters
-from favour.capture.node import Graph, Node, nodes_in, replace_nodes, rewired
-from favour.capture.rewriting import Builder, Shape, rewrite
+from favour.graph.node import Graph, Node, nodes_in, replace_nodes, rewired
+from favour.passes.normalise.composites import expand_composite
+from favour.passes.normalise.drawn import draw_parameters
+from favour.passes.rewriting import Builder, Shape, rewrite
 from favour.rules.registry import RULES
 
 aten = torch.ops.aten
@@ -183,7 +183,7 @@ _KEEP_SHAPE = {
 def with_batch(graph: Graph, uncertain: Collection[Node]) -> None:
     """Give lookups in an uncertain table the batch in front: indices (1, T) or (T,) are repeated for every input.
 
-    Parameters that are read as plain tensors get it too, see `favour.capture.drawn`.
+    Parameters that are read as plain tensors get it too, see `favour.passes.normalise.drawn`.
     """
     draw_parameters(graph, uncertain)
     first = next((n for n in graph.inputs if n is not None and n.shape), None)

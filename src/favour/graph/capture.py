@@ -25,15 +25,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from favour.capture.decompose import decompose
-from favour.capture.dynamic import Dynamic, free_sizes, input_names
-from favour.capture.inplace import functionalise
-from favour.capture.multihead import put_batch_first
-from favour.capture.node import DROPOUTS, Graph, Node, draws_numbers, nodes_in, replace_nodes
-from favour.capture.recurrent import check_recurrent, unroll
-from favour.capture.silent import quiet, warn_of_functions
 from favour.errors import CaptureError, FavourError, InvalidType, InvalidValue, UnsupportedOperation
-from favour.tracing import TRACING
+from favour.graph.dynamic import Dynamic, free_sizes, input_names
+from favour.graph.node import DROPOUTS, Graph, Node, draws_numbers, nodes_in, replace_nodes
+from favour.graph.silent import quiet, warn_of_functions
+from favour.graph.tracing import TRACING
+from favour.passes.normalise.decompose import decompose
+from favour.passes.normalise.inplace import functionalise
+from favour.passes.normalise.multihead import put_batch_first
+from favour.passes.normalise.recurrent import check_recurrent, unroll
 
 __all__ = [
     "DROPOUTS",
@@ -122,7 +122,7 @@ def capture(model: nn.Module, example: Any, *, dynamic: Dynamic = None) -> Graph
     Args:
         model: Any module that `torch.export` can take. It is not modified.
         example: A tensor, a tuple of positional arguments or a dict of keyword arguments.
-        dynamic: Sizes besides the batch that may change; see `favour.capture.dynamic`.
+        dynamic: Sizes besides the batch that may change; see `favour.graph.dynamic`.
 
     Raises:
         CaptureError: The model cannot be exported; says which line and what to do.

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import favour
 from favour import Belief
-from favour.capture.fusion import FusedNode
-from favour.plan import make_plan
+from favour.passes.normalise.fusion import FusedNode
+from favour.passes.plan.steps import make_plan
 
 float64 = torch.float64
 # Steps that resolve kinks to 1e-8: there the trapezoidal rule's error is step²/12.

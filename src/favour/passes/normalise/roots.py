@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from favour.capture.node import DROPOUTS, Graph, Node, nodes_in
+from favour.graph.node import DROPOUTS, Graph, Node, nodes_in
 from favour.moments import Moments
 from favour.moments.positive import dropped_power, positive_power
 from favour.rules.maxima import behind_dropout

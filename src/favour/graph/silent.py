@@ -6,8 +6,8 @@ import warnings
 
 from torch import nn
 
-from favour.capture.node import DROPOUTS, Graph
 from favour.errors import SilencedDropout
+from favour.graph.node import DROPOUTS, Graph
 
 MARK = "favour_silent"  # on a module: the paths of dropouts of which the user has been told
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from favour.capture.node import Graph, Node, rewired
+from favour.graph.node import Graph, Node, rewired
 
 aten = torch.ops.aten
 

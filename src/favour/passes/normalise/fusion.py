@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from favour.capture.graph import Graph, Node, replace_nodes
-from favour.capture.node import rewired
-from favour.capture.traced import ARITHMETIC, Kinks, Traced, apply_function
+from favour.graph.capture import Graph, Node, replace_nodes
+from favour.graph.node import rewired
 from favour.moments import Moments, quadrature
+from favour.passes.normalise.traced import ARITHMETIC, Kinks, Traced, apply_function
 from favour.rules.registry import RULES, pointwise_surrogate
 from favour.scalar import ScalarFunction
 from favour.scalar.function import Exactness

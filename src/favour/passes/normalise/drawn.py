@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from favour.capture.node import Graph, Node, replace_nodes
-from favour.capture.rewriting import Builder, Shape, rewrite
 from favour.errors import UnsupportedOperation
+from favour.graph.node import Graph, Node, replace_nodes
+from favour.passes.rewriting import Builder, Shape, rewrite
 from favour.rules.parameter import drawn
 from favour.rules.registry import RULES
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from favour.capture.node import DROPOUTS, Graph, Node, draws_numbers, replace_nodes, rewired
 from favour.errors import InvalidValue
+from favour.graph.node import DROPOUTS, Graph, Node, draws_numbers, replace_nodes, rewired
 
 aten = torch.ops.aten
 

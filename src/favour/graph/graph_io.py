@@ -1,6 +1,6 @@
 """Predictor files: a captured graph as JSON beside plain tensors, so that nothing in a file is ever executed.
 
-Only names of operations are written. Reading looks them up among those that `favour.capture.operations` admits: a file
+Only names of operations are written. Reading looks them up among those that `favour.graph.operations` admits: a file
 can name an operation but never bring one. A checksum covers the whole file (`favour.files.checksum`).
 """
 
@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from favour.capture.graph import Graph, Node
-from favour.capture.operations import operation, operation_name, without_memory_format
 from favour.errors import CorruptFile, UnsupportedOperation
 from favour.files.checksum import check_archive, expect_checksum, seal_archive
 from favour.files.members import Members
 from favour.files.replacing import replaced
 from favour.files.tensors import read_values
+from favour.graph.capture import Graph, Node
+from favour.graph.operations import operation, operation_name, without_memory_format
 
 FORMAT = "favour-predictor"
 VERSION = 1

@@ -21,17 +21,17 @@ from typing import Any
 
 import torch
 
-from favour.capture.commuting import RANDOM, commute, rule_for
-from favour.capture.decompose import with_batch
-from favour.capture.fusion import FusedNode, fuse
-from favour.capture.graph import DROPOUTS, Graph, Node, draws_numbers, nodes_in, replace_nodes
-from favour.capture.roots import find_roots
 from favour.errors import InvalidType, InvalidValue, ShapeMismatch, UnknownName, UnsupportedOperation
+from favour.graph.capture import DROPOUTS, Graph, Node, draws_numbers, nodes_in, replace_nodes
+from favour.graph.sizes import entries
+from favour.passes.normalise.commuting import RANDOM, commute, rule_for
+from favour.passes.normalise.decompose import with_batch
+from favour.passes.normalise.fusion import FusedNode, fuse
+from favour.passes.normalise.roots import find_roots
 from favour.posterior import Posterior
 from favour.rules.dropout import check_rate
 from favour.rules.maxima import WITH_INDICES
 from favour.rules.registry import Rule
-from favour.sizes import entries
 
 aten = torch.ops.aten
 

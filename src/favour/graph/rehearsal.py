@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from favour.capture.node import DROPOUTS, Graph, Node, nodes_in, replace_nodes
 from favour.errors import CorruptFile, FavourError
 from favour.files.tensors import DTYPES
-from favour.sizes import size_of
+from favour.graph.node import DROPOUTS, Graph, Node, nodes_in, replace_nodes
+from favour.graph.sizes import size_of
 
 aten = torch.ops.aten
 GIB = 2**30

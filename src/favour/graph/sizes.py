@@ -12,8 +12,8 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from favour.capture.node import Graph
 from favour.errors import UnsupportedOperation
+from favour.graph.node import Graph
 
 _OPERATORS = {
     ast.Add: operator.add,
