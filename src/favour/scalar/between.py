@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from favour.graph.tracing import constant
-from favour.moments.piecewise import piecewise_linear, relu
-from favour.moments.record import Number, widen
 from favour.scalar.function import ScalarFunction
+from favour.scalar.moments.piecewise import piecewise_linear, relu
+from favour.scalar.moments.record import Number, widen
 from favour.surrogate import partners
 
 
