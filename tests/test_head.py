@@ -11,8 +11,8 @@ from torch import nn
 import favour
 from favour.belief import Belief
 from favour.capture.node import DROPOUTS
+from favour.demo import digits
 from favour.errors import InvalidValue, UnsupportedOperation
-from favour.experiments import digits
 from favour.head import draw, find_head
 from favour.head.tables import make_masks, shuffled
 
