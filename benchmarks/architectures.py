@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from worth import error, moments
 
 import favour
-from favour.capture.graph import DROPOUTS
+from favour.graph.capture import DROPOUTS
 from favour.methods.forward import evaluate
 from favour_studies.experiments.data import images
 

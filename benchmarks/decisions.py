@@ -31,9 +31,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import favour
-from favour import metrics, predictive, scores
-from favour.calibration import ConformalInterval
-from favour.head import find_head
+from favour import metrics, scores
+from favour.classify import predictive
+from favour.classify.calibration import ConformalInterval
+from favour.classify.head import find_head
 from favour_studies.experiments.closed_form import closed_form
 from favour_studies.experiments.data import UCI, images, uci
 

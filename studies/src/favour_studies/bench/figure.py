@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from favour.errors import InvalidValue
-from favour.plots import COLOURS
 
+# Distinguishable with any kind of colour vision, and in grey.
+COLOURS = ("#3b6ea5", "#d1662b", "#4f9d69", "#9467ad", "#8a6d3b")
 LINES = {"naive": "-", "batched": "--", "cached": ":"}
 TITLES = {"naive": "naive sampler", "batched": "batched sampler", "cached": "trunk-cached, compiled sampler"}
 _GREY = {"naive": "#aaaaaa", "batched": "#777777", "cached": "#333333"}
