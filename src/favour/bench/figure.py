@@ -15,7 +15,7 @@ import numpy as np
 
 from favour.errors import InvalidValue
 from favour.extras import require
-from favour.plots import COLOURS
+from favour.inspect.plots import COLOURS
 
 LINES = {"naive": "-", "batched": "--", "cached": ":"}
 TITLES = {"naive": "naive sampler", "batched": "batched sampler", "cached": "trunk-cached, compiled sampler"}

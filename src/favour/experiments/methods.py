@@ -5,7 +5,8 @@ naive       n forward passes of the whole network with dropout and weights live,
 cached      `favour.sample`: the deterministic trunk once, then all draws of the rest at a time
 dplr        over rank, K, rank-q weights and the three activation modes
 adjoint     the reverse sweep; its probabilities as `Predictor.probabilities` chooses to estimate them, or always from
-            nodes of the Gaussian, or from fixed draws of the last layers (`favour.head`): the default number or `MANY`
+            nodes of the Gaussian, or from fixed draws of the last layers (`favour.classify.head`): the default number
+            or `MANY`
 
 NLL and JSD of n draws, fixed or not, are off by O(1/n) on average: a softmax averaged over few draws is too sure of
 itself. So 1000 samples are to be matched by as many draws, not by a tenth of them, and the draws of a head are cheap.

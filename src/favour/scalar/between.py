@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from favour.moments.piecewise import piecewise_linear, relu
-from favour.moments.record import Number, widen
+from favour.graph.tracing import constant
 from favour.scalar.function import ScalarFunction
+from favour.scalar.moments.piecewise import piecewise_linear, relu
+from favour.scalar.moments.record import Number, widen
 from favour.surrogate import partners
-from favour.tracing import constant
 
 
 def safe_root(v: Tensor) -> Tensor:
