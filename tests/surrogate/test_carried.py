@@ -12,7 +12,7 @@ from torch import Tensor
 
 from favour.surrogate import Cumulants, LoneCumulants, Scaling, Surrogate, Unavailable
 from favour.surrogate.channels import ChannelCovariance, Fallen
-from favour.value import Value
+from favour.surrogate.value import Value
 
 # Channel covariances survive scalings and maps that keep channels apart. Elsewhere they end, for one of these reasons.
 ENDS = ("two uncertain tensors meet", "the operation draws for many entries at once", "mixes channels", "mixes entries")

@@ -9,7 +9,7 @@ from cases import BATCH, F64, Case, of_kind
 from torch import Tensor
 
 from favour.surrogate import LinearMap, Surrogate, Unavailable
-from favour.value import Value
+from favour.surrogate.value import Value
 
 MAPPED = ("linear", "dropout", "scalar", "delta", "curved")
 

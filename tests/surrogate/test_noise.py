@@ -13,7 +13,7 @@ from torch import Tensor
 
 from favour.surrogate import DiagonalNoise, ImageNoise, LatentNoise, Noise, RotatedNoise, Surrogate
 from favour.surrogate.matrices import Contraction
-from favour.value import Value
+from favour.surrogate.value import Value
 
 NOISY = ("dropout", "scalar", "delta", "curved")
 # Draws that inputs may share say what they are between inputs. The others are what a nonlinearity of many entries
