@@ -12,8 +12,8 @@ import favour
 from favour.belief import Belief
 from favour.classify.head import draw, find_head
 from favour.classify.head.tables import make_masks, shuffled
+from favour.demo import digits
 from favour.errors import InvalidValue, UnsupportedOperation
-from favour.experiments import digits
 from favour.graph.node import DROPOUTS
 
 

@@ -167,7 +167,7 @@ def auroc(scores: Array, unusual: Array) -> float:
     1.0
     """
     s, t = _detection(scores, unusual)
-    return float(require("sklearn.metrics").roc_auc_score(t, s))
+    return float(require("sklearn.metrics", "sklearn").roc_auc_score(t, s))
 
 
 def aupr(scores: Array, unusual: Array) -> float:
@@ -177,7 +177,7 @@ def aupr(scores: Array, unusual: Array) -> float:
     1.0
     """
     s, t = _detection(scores, unusual)
-    return float(require("sklearn.metrics").average_precision_score(t, s))
+    return float(require("sklearn.metrics", "sklearn").average_precision_score(t, s))
 
 
 def fpr95(scores: Array, unusual: Array, tpr: float = 0.95) -> float:
@@ -189,7 +189,7 @@ def fpr95(scores: Array, unusual: Array, tpr: float = 0.95) -> float:
     if not 0 < tpr <= 1:
         raise InvalidValue(f"`tpr` is {tpr}; it must be above 0 and at most 1.")
     s, t = _detection(scores, unusual)
-    false, true, _ = require("sklearn.metrics").roc_curve(t, s, drop_intermediate=False)
+    false, true, _ = require("sklearn.metrics", "sklearn").roc_curve(t, s, drop_intermediate=False)
     return float(false[(true >= tpr).argmax()])
 
 

@@ -228,7 +228,7 @@ def roc(scores: Mapping[str, tuple[metrics.Array, metrics.Array]], ax: Axes | No
     """
     ax = _axes(ax, 4.4, 4.2)
     ax.plot([0, 1], [0, 1], color=_GREY, linewidth=1, linestyle="--")
-    curve = require("sklearn.metrics").roc_curve
+    curve = require("sklearn.metrics", "sklearn").roc_curve
     for (name, pair), colour in zip(scores.items(), COLOURS * (1 + len(scores) // len(COLOURS)), strict=False):
         inside, outside = (_array(metrics._vector(name, v)) for v in pair)
         both, kinds = np.concatenate([inside, outside]), _kinds(inside, outside)
