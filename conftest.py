@@ -1,9 +1,26 @@
-"""Shared by tests and doctests: fixed seeds, and no check of every predictor."""
+"""Shared by tests and doctests: fixed seeds, one thread per process, no deadlines, and no check of every predictor."""
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 import favour
+
+# Examples are the same in every run, and a slow machine is not a failure.
+settings.register_profile(
+    "favour", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("favour")
+
+torch.set_num_threads(1)  # the tensors are small, and the workers share the cores
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
 @pytest.fixture(autouse=True)

@@ -1,16 +1,12 @@
-"""One thread per process, and the entry points of this package whether it is installed or not. Seeds: `conftest.py`
-above."""
+"""The entry points of this package, whether it is installed or not."""
 
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-import torch
 
 import favour.cli
-
-torch.set_num_threads(1)  # the tensors are small, and the workers share the cores
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 

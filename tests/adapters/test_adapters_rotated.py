@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from test_linear import close, randn
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -14,6 +13,17 @@ from favour import Belief, Full, Kronecker, Posterior, Rotated
 from favour.errors import InvalidType, InvalidValue, ShapeMismatch
 
 F64 = torch.float64
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=F64)
+
+
+def close(actual: object, expected: object, message: str) -> None:
+    """To 1e-10 of the largest entry."""
+    actual, expected = torch.as_tensor(actual, dtype=F64), torch.as_tensor(expected, dtype=F64)
+    scale = expected.abs().max().item()
+    assert_close(actual, expected, atol=1e-10 * scale, rtol=1e-10, msg=lambda m: f"{message}: {m}")
 
 
 def rotated(m: int, n: int, k: int | None = None, l: int | None = None) -> Rotated:  # noqa: E741

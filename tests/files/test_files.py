@@ -738,7 +738,7 @@ def test_predictors_travel_to_spawned_processes(predict):
 def test_campaign_of_bad_files_in_small():
     """`benchmarks/campaigns/files.py` runs ten thousand of these; in processes of its own, since any may crash."""
     pytest.importorskip("onnxscript")
-    source = Path(__file__).parent.parent / "benchmarks" / "campaigns" / "files.py"
+    source = Path(__file__).parents[2] / "benchmarks" / "campaigns" / "files.py"
     command = [sys.executable, str(source), "--quick", "--workers", "1"]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(ran.stdout[ran.stdout.index("{\n") :])

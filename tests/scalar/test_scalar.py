@@ -101,7 +101,7 @@ def compare(name: str, sigma: float, dtype: torch.dtype, tolerance: float) -> No
 @pytest.mark.parametrize("name", CASES)
 def test_moments_float64(name, sigma):
     if name in ("exp", "expm1") and sigma > 1:
-        pytest.skip("the second moment lies 10 σ out, beyond the reference; tests/test_moments.py has it")
+        pytest.skip("the second moment lies 10 σ out, beyond the reference; tests/scalar/test_moments.py has it")
     # quadrature truncates the Gaussian, and meets poles (atan) or steep bends (erf) at σ = 5
     compare(name, sigma, torch.float64, 2e-6 if name in ("atan", "gelu_tanh") else 2e-7)
 

@@ -356,7 +356,7 @@ def test_shutting_down_finishes_what_was_begun(serve):
 
 def test_hostile_clients_beside_good_ones(tmp_path):
     """The campaign in small: behaviour, not time."""
-    campaign = Path(__file__).parents[1] / "benchmarks" / "campaigns" / "server.py"
+    campaign = Path(__file__).parents[2] / "benchmarks" / "campaigns" / "server.py"
     out = tmp_path / "server.json"
     options = ["--small", "--only", "soak", "--soak", "5", "--heads", "30", "--out", str(out)]
     done = subprocess.run([sys.executable, str(campaign), *options], capture_output=True, text=True)
