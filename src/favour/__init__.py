@@ -39,6 +39,7 @@ from favour.errors import (
 )
 from favour.exported import Exported, load_exported
 from favour.exporting import export
+from favour.graph.traits import Draw, Traits
 from favour.joint import Joint
 from favour.posterior import Diagonal, Full, Kronecker, Posterior, Rotated, Rows
 from favour.predictive import fit_noise, probabilities
