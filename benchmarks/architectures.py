@@ -34,8 +34,8 @@ from torch import Tensor, nn
 from worth import error, moments
 
 import favour
-from favour.experiments.data import images
 from favour.methods.forward import evaluate
+from favour_studies.experiments.data import images
 
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
 INPUTS, REPEATS = 16, 4

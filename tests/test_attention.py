@@ -12,7 +12,7 @@ from torch import nn
 import favour
 from favour.graph.capture import capture
 from favour.rules import RULES
-from favour.value import Context, Value
+from favour.surrogate.value import Context, Value
 
 F64 = torch.float64
 aten = torch.ops.aten

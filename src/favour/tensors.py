@@ -15,7 +15,7 @@ from favour.errors import InvalidType, InvalidValue, ShapeMismatch
 from favour.graph.node import Graph
 from favour.passes.plan.steps import Plan
 from favour.posterior import Posterior
-from favour.value import Value, Weight
+from favour.surrogate.value import Value, Weight
 
 
 class Store(nn.Module):

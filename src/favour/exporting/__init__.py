@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from favour.calibration import Calibrated
+from favour.classify.calibration import Calibrated
 from favour.errors import CaptureError, InvalidValue, ShapeMismatch, UnsupportedOperation
-from favour.exported import FORMAT, Exported, Port, load_exported
+from favour.exporting.exported import FORMAT, Exported, Port, load_exported
 from favour.exporting.module import (
     MEANINGS,
     REGRESSION,

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from favour.errors import CorruptFile, UnsupportedOperation
-from favour.exported import METADATA
+from favour.exporting.exported import METADATA
 from favour.exporting.rehearsal import rehearse_program
 from favour.files.checksum import check_archive, seal_archive
 from favour.files.members import Members

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from favour.errors import CaptureError, UnsupportedOperation
-from favour.exported import METADATA
+from favour.exporting.exported import METADATA
 from favour.extras import require
 from favour.files.checksum import DIGITS, ONNX_KEY, seal_onnx
 from favour.graph.tracing import TRACING

@@ -40,7 +40,7 @@ from favour.methods.adjoint import Inputs, all_outputs, bend_back, bending_value
 from favour.methods.forward import Entry, Sweep
 from favour.scalar.between import correlation, safe_root
 from favour.surrogate import LatentNoise, Noise, Unavailable, flat, inner, partners
-from favour.value import Value
+from favour.surrogate.value import Value
 
 # Numbers in the largest intermediate result of a product over pairs; above, it is made piece by piece.
 PIECE = 2**25

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from favour.belief import Belief
-from favour.covariance import Covariance, Dense, DiagonalPlusFactor, Directional
+from favour.belief.covariance import Covariance, Dense, DiagonalPlusFactor, Directional
 from favour.graph.capture import Node
 from favour.methods import adjoint
 from favour.methods.choice import DEFAULT_RANK, Choice
@@ -23,7 +23,7 @@ from favour.methods.start import random_start, warm_start
 from favour.passes.plan.steps import Plan
 from favour.surrogate import Carried, Cumulants, LoneCumulants, flat
 from favour.surrogate.channels import ChannelCovariance
-from favour.value import Context, Value
+from favour.surrogate.value import Context, Value
 
 __all__ = ["Settings", "forward_for_adjoint", "infer", "infer_parts", "result_of"]
 

@@ -30,7 +30,7 @@ from favour.surrogate import (
     diagonal_columns,
 )
 from favour.surrogate.carried import find
-from favour.value import Context, Value
+from favour.surrogate.value import Context, Value
 
 Blocks = dict[Hashable, Tensor]
 

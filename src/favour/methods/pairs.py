@@ -40,7 +40,7 @@ from torch import Tensor
 from favour.graph.tracing import constant
 from favour.methods.forward import Entry, Sweep, unexplained
 from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Pointwise, Residual
-from favour.value import Value
+from favour.surrogate.value import Value
 
 
 class Pairs:

@@ -45,7 +45,7 @@ from favour.errors import UnsupportedOperation
 from favour.rules.registry import rule
 from favour.surrogate import DiagonalNoise, LinearMap, Surrogate, compose, scaling, weighted_sum
 from favour.surrogate.jacobian import DiagonalPlusLowRank
-from favour.value import Context, Value
+from favour.surrogate.value import Context, Value
 
 aten = torch.ops.aten
 

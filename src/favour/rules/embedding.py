@@ -37,7 +37,7 @@ from favour.surrogate import (
     partners,
     structural,
 )
-from favour.value import Context, Value, Weight
+from favour.surrogate.value import Context, Value, Weight
 
 aten = torch.ops.aten
 

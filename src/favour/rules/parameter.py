@@ -17,7 +17,7 @@ from favour.errors import UnsupportedOperation
 from favour.posterior import Diagonal
 from favour.rules.registry import rule
 from favour.surrogate import DiagonalNoise, Noise, Surrogate, constant_between, factor_noise
-from favour.value import Context, Weight, mean_of
+from favour.surrogate.value import Context, Weight, mean_of
 
 _LIBRARY = torch.library.Library("favour", "FRAGMENT")
 _LIBRARY.define("drawn(Tensor parameter, Tensor like, bool squeeze=False) -> Tensor")

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from favour.graph.capture import Graph, Node, replace_nodes
 from favour.graph.node import rewired
-from favour.moments import Moments, quadrature
 from favour.passes.normalise.traced import ARITHMETIC, Kinks, Traced, apply_function
 from favour.rules.registry import RULES, pointwise_surrogate
 from favour.scalar import ScalarFunction
 from favour.scalar.function import Exactness
+from favour.scalar.moments import Moments, quadrature
 from favour.surrogate import Surrogate
-from favour.value import Context, Value
+from favour.surrogate.value import Context, Value
 
 aten = torch.ops.aten
 

@@ -2,7 +2,7 @@
 
 LP pooling is (Σ x_i^n)^(1/n), which torch writes as an average of powers, a sign and a ReLU against negative sums, a
 factor and a root. Where the sum cannot be negative (even n, or x ≥ 0) the sign and the ReLU do nothing, and the root is
-taken of a positive variable (`favour.moments.positive`) instead of a Gaussian one.
+taken of a positive variable (`favour.scalar.moments.positive`) instead of a Gaussian one.
 
 Right behind dropout the largest terms are there or not, and the root of their sum follows: dropout, sum and root are
 then one operation.
@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from favour.graph.node import Graph, Node, nodes_in
-from favour.moments import Moments
-from favour.moments.positive import dropped_power, positive_power
 from favour.rules.maxima import behind_dropout
 from favour.rules.registry import pointwise_surrogate
 from favour.rules.windows import Windows, per_axis
 from favour.scalar import ScalarFunction
+from favour.scalar.moments import Moments
+from favour.scalar.moments.positive import dropped_power, positive_power
 from favour.surrogate import Surrogate
-from favour.value import Context, Value
+from favour.surrogate.value import Context, Value
 
 aten = torch.ops.aten
 
