@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from favour.value import Value, mean_of
 from torch import Tensor, nn
 
 import favour
 from favour.graph.traits import _TABLE
 from favour.rules.registry import RULES
 from favour.surrogate import DiagonalNoise, Surrogate, identity
+from favour.surrogate.value import Value, mean_of
 
 LIBRARY = torch.library.Library("own_dropout", "FRAGMENT")
 LIBRARY.define("gaussian(Tensor x, float strength, bool live) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
