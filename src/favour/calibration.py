@@ -136,15 +136,19 @@ class Calibrated(nn.Module):
         mean = belief.mean if centre is None else centre + root * (belief.mean - centre)
         return Belief(mean * heat, covariance=belief.covariance.scale((root * heat).square()), validate=False)
 
-    def _fitted_draws(self, drawn: Iterable[Tensor], centre: Tensor | None, turn: Tensor | None) -> Iterable[Tensor]:
+    def _fitted_draws(self, drawn: Iterable[Tensor], centre: Tensor | None, turn: Tensor | None) -> list[Tensor]:
         """Draws (b, C, n) of the predictor's head as draws of the fitted law, by rows."""
-        start = 0
+        found, start = [], 0
         for z in drawn:
-            rows = slice(start, start + len(z))
-            start += len(z)
-            middle = z.mean(2, keepdim=True) if centre is None else centre[rows].unsqueeze(-1)
-            d = z - middle if turn is None else turn[rows].to(z.dtype) @ (z - middle)
-            yield (middle + self.scale.sqrt().to(z.dtype) * d) / self.temperature.to(z.dtype)
+            middle = z.mean(2, keepdim=True)
+            d = z - middle
+            if centre is not None or turn is not None:  # else sizes stay free when this is traced
+                rows = slice(start, start + len(z))
+                start += len(z)
+                middle = middle if centre is None else centre[rows].unsqueeze(-1)
+                d = z - middle if turn is None else turn[rows].to(z.dtype) @ (z - middle)
+            found.append((middle + self.scale.sqrt().to(z.dtype) * d) / self.temperature.to(z.dtype))
+        return found
 
     def _turn(self, args: tuple, kwargs: dict[str, Any]) -> Tensor:
         """LL₀⁻¹ for L₀L₀ᵀ = Σ and LLᵀ = Σ_s c_s Σ_s, (B, C, C): the identity where all c_s are 1."""
