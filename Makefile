@@ -12,15 +12,15 @@ help: ## Show this help
 	@echo "Usage: make TARGET"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(INSTALLED) ## Create .venv and install Favour with its development tools
+install: $(INSTALLED) ## Create .venv and install Favour, the studies and the development tools
 
-# The stamp is newer than pyproject.toml, constraints.txt and peers.txt exactly when the installation is up to date.
-$(INSTALLED): pyproject.toml constraints.txt peers.txt
+# The stamp is newer than these files exactly when the installation is up to date.
+$(INSTALLED): pyproject.toml studies/pyproject.toml constraints.txt peers.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Favour needs Python 3.11 or newer; try: make PYTHON=python3.11 ..."; exit 1; }
 	@test -x $(BIN)/python || { echo "==> creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@echo "==> installing favour[dev] into $(VENV) (the first time fetches PyTorch: a few minutes)"
-	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	@echo "==> installing favour[dev] and favour-studies into $(VENV) (the first time fetches PyTorch: a few minutes)"
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]" -e studies
 	@$(BIN)/python -m pip install --quiet --no-deps -r peers.txt
 	@touch $@
 
@@ -62,5 +62,5 @@ bench: $(INSTALLED) ## Run the benchmarks
 
 clean: ## Remove caches and build outputs (not .venv)
 	@echo "==> removing caches and build outputs"
-	@rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	@rm -rf build dist src/*.egg-info studies/src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find src studies tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -34,9 +34,9 @@ from torch import Tensor, nn
 from worth import error, moments
 
 import favour
-from favour.capture.graph import DROPOUTS
-from favour.experiments.data import images
+from favour.graph.capture import DROPOUTS
 from favour.methods.forward import evaluate
+from favour_studies.experiments.data import images
 
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
 INPUTS, REPEATS = 16, 4

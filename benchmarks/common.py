@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from favour.bench import environment, keep_freed_memory
+from favour_studies.bench import environment, keep_freed_memory
 
 __all__ = ["RESULTS", "environment", "keep_freed_memory", "time_all", "write"]
 

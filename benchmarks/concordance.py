@@ -15,7 +15,7 @@ from common import RESULTS, write
 from torch import Tensor
 
 from favour import Belief
-from favour.experiments.closed_form import closed_form
+from favour_studies.experiments.closed_form import closed_form
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

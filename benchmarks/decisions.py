@@ -31,11 +31,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import favour
-from favour import metrics, predictive, scores
-from favour.calibration import ConformalInterval
-from favour.experiments.closed_form import closed_form
-from favour.experiments.data import UCI, images, uci
-from favour.head import find_head
+from favour import metrics, scores
+from favour.classify import predictive
+from favour.classify.calibration import ConformalInterval
+from favour.classify.head import find_head
+from favour_studies.experiments.closed_form import closed_form
+from favour_studies.experiments.data import UCI, images, uci
 
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
 RATES, EPOCHS, TRUTH, REPEATS = (0.1, 0.25, 0.5), 20, 10_000, 10

@@ -26,7 +26,7 @@ from networks import mlp
 from torch import Tensor
 
 import favour
-from favour.bench.networks import lenet
+from favour_studies.bench.networks import lenet
 
 WIDTH, BATCH, HIDDEN, OUTPUTS = 4096, 4096, 4, 10
 SETTINGS: dict[str, dict[str, Any]] = {

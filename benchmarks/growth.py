@@ -26,9 +26,9 @@ from common import write
 from torch import Tensor, nn
 
 import favour
-from favour.bench.measure import keep_freed_memory, time_all
-from favour.bench.networks import mlp
-from favour.bench.samplers import compiled as compiled_alone
+from favour_studies.bench.measure import keep_freed_memory, time_all
+from favour_studies.bench.networks import mlp
+from favour_studies.bench.samplers import compiled as compiled_alone
 
 CLOSE = 0.15
 

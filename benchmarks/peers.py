@@ -35,9 +35,9 @@ from common import write
 from torch import Tensor, nn
 
 import favour
-from favour.bench.measure import Reference, keep_freed_memory, time_all
-from favour.bench.networks import NETWORKS, load
-from favour.bench.samplers import compiled
+from favour_studies.bench.measure import Reference, keep_freed_memory, time_all
+from favour_studies.bench.networks import NETWORKS, load
+from favour_studies.bench.samplers import compiled
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = Path(__file__).resolve().parent / "peers"

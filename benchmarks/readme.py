@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from favour.report.readme import section
+from favour_studies.report.readme import section
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOWN = [

@@ -34,8 +34,8 @@ from torch import Tensor, nn
 
 import favour
 from favour import scores
+from favour.classify.head import find_head
 from favour.errors import OutOfRange
-from favour.head import find_head
 
 EACH, DEAR, MANY, FEW, REPEATS, BATCH = 200, 60, 10_000, 100, 5, 100
 LETTERS = "ABCDEFGHJKLMNPQRTUVWXYZabdefghkmnpqrtuvwxyz"

@@ -27,9 +27,9 @@ from common import write
 from torch import Tensor, nn
 
 import favour
-from favour.bench.measure import Reference, keep_freed_memory, time_all
-from favour.bench.networks import NETWORKS, prepare
-from favour.bench.samplers import compiled
+from favour_studies.bench.measure import Reference, keep_freed_memory, time_all
+from favour_studies.bench.networks import NETWORKS, prepare
+from favour_studies.bench.samplers import compiled
 
 RANKS = {"lenet-all": (2, 4, 8, 12), "resnet18": (8, 16, 32, 48)}
 

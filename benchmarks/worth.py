@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import favour
-from favour.experiments.data import images, uci
+from favour_studies.experiments.data import images, uci
 
 SAMPLES, INPUTS, REPEATS = 20_000, 64, 8
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from favour.rules import RULES
 from favour.surrogate import LinearMap, Noise, Surrogate
-from favour.value import Context, Value
+from favour.surrogate.value import Context, Value
 
 MODES = ("price", "matched", "taylor")
 

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import favour
-from favour.capture.node import Graph, Node
+from favour.graph.node import Graph, Node
 from favour.methods.settings import Settings
-from favour.plan import configure
+from favour.passes.plan.steps import configure
 from favour.posterior import Posterior
 from favour.predictor import Predictor
 from favour.rules.maxima import WITH_INDICES

@@ -17,7 +17,7 @@ from cases import CASES, F64, Case
 from torch import Tensor
 
 from favour.surrogate import Surrogate
-from favour.value import Value
+from favour.surrogate.value import Value
 
 SMOOTHED = [
     *(f"aten.{name}.default" for name in ("relu", "gelu", "tanh", "exp", "elu", "hardtanh", "square", "log")),

@@ -10,9 +10,9 @@ from test_norms import draws, uncertain
 from torch import nn
 
 import favour
-from favour.capture.graph import capture
+from favour.graph.capture import capture
 from favour.rules import RULES
-from favour.value import Context, Value
+from favour.surrogate.value import Context, Value
 
 F64 = torch.float64
 aten = torch.ops.aten

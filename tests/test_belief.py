@@ -12,8 +12,9 @@ from torch import nn
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
-from favour.belief import Belief, chi_square_quantile
-from favour.covariance import Dense, DiagonalPlusFactor, Directional
+from favour.belief import Belief
+from favour.belief.confidence import chi_square_quantile
+from favour.belief.covariance import Dense, DiagonalPlusFactor, Directional
 from favour.errors import InvalidType, InvalidValue, NoDensity, ShapeMismatch, UnsupportedOperation
 
 

@@ -316,7 +316,7 @@ def test_a_bare_predictor_has_no_interval():
         predict.interval(x, 0.9)
     noisy = predict.with_noise(2.0)
     low, high = noisy.interval(x, 0.9)
-    want = favour.predictive.interval(predict(x), 0.9, 2.0)
+    want = favour.classify.predictive.interval(predict(x), 0.9, 2.0)
     torch.testing.assert_close((low, high), want)
     torch.testing.assert_close(noisy.interval(x), predict(x).with_noise(2.0).confidence_interval(0.95))
     torch.testing.assert_close(noisy.interval(x, level=0.9), want)

@@ -16,7 +16,7 @@ from favour import Belief
 from favour.errors import ShapeMismatch
 from favour.rules import RULES
 from favour.surrogate import Surrogate
-from favour.value import Context, Value
+from favour.surrogate.value import Context, Value
 
 aten = torch.ops.aten
 OPS = ("feature_dropout", "alpha_dropout", "feature_alpha_dropout")

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 import favour
 from favour import Diagonal, Full, Kronecker, Rows
 from favour.methods.forward import DiagonalOnly, Sweep
-from favour.moments.maxima import Law, largest
 from favour.rules import RULES
+from favour.scalar.moments.maxima import Law, largest
 from favour.surrogate.channels import ChannelCovariance, inside, shifted
-from favour.value import Context, Value, Weight
+from favour.surrogate.value import Context, Value, Weight
 
 aten = torch.ops.aten
 BATCH = 2

@@ -10,8 +10,8 @@ from torch import nn
 
 import favour
 from favour.belief import Belief
-from favour.check import _spearman
 from favour.errors import InvalidValue
+from favour.inspect.check import _spearman
 from favour.methods.choice import Choice
 from favour.methods.settings import Settings
 
@@ -119,7 +119,7 @@ def test_check_of_a_network(batch):
 
 def test_check_slices_large_batches(monkeypatch):
     truth = gaussians()
-    monkeypatch.setattr(sys.modules["favour.check"], "_HELD", 3 * 100 * 7)
+    monkeypatch.setattr(sys.modules["favour.inspect.check"], "_HELD", 3 * 100 * 7)
     seen = []
 
     class Sliced(Told):

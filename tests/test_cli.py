@@ -5,9 +5,9 @@ import dataclasses
 import importlib
 import io
 import json
+import re
 import sys
-import types
-from pathlib import Path
+from importlib.metadata import EntryPoint
 
 import pytest
 import torch
@@ -15,9 +15,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import favour.cli
-from favour.errors import InvalidValue
-from favour.experiments import MissingExtra, digits, require
-from favour.experiments import reproduce as experiments_reproduce
+from favour.demo import comparison, digits, report
+from favour.errors import InvalidValue, MissingExtra
+from favour.extras import require
 
 
 def run(*arguments: str):
@@ -87,96 +87,95 @@ def test_own_errors_are_one_line_and_status_1(monkeypatch, capsys):
     assert capsys.readouterr().err == "favour: p is 2; 0 ≤ p < 1 is required.\n"
 
 
-def test_missing_experiment_package_names_the_extra():
-    with pytest.raises(MissingExtra, match=r'`no_such_package_at_all`.*pip install "favour\[experiments\]"'):
-        require("no_such_package_at_all")
+def test_missing_package_names_the_extra():
+    with pytest.raises(MissingExtra, match=r'`no_such_package_at_all`.*pip install "favour\[demo\]"'):
+        require("no_such_package_at_all", "demo")
 
 
-def test_demo_passes_its_options_on(monkeypatch):
-    given = {}
-    monkeypatch.setattr(digits, "main", lambda **options: given.update(options))
-    assert run("demo", "--epochs", "7", "--seed", "3", "--threads", "2", "--out", "x").exit_code == 0
-    assert given == {"epochs": 7, "seed": 3, "threads": 2, "out": Path("x")}
+def test_commands_of_another_package_say_how_to_get_it(monkeypatch, capsys):
+    monkeypatch.setattr(favour.cli, "entry_points", lambda group: ())
+    shown = " ".join(run("--help").stdout.split())
+    for name in favour.cli.STUDIES:
+        assert name in shown
+        monkeypatch.setattr(sys, "argv", ["favour", name, "somewhere", "--unknown", "3", "--help"])
+        with pytest.raises(SystemExit) as stop:
+            favour.cli.main()
+        assert stop.value.code == 1
+        assert f"`favour {name}` comes with the studies" in capsys.readouterr().err
 
 
-def test_demo_ends_with_a_report(monkeypatch, tmp_path):
-    seen = []
-    module = types.ModuleType("favour.report")
-    module.build = lambda folder: seen.append(folder) or folder / "report.html"
-    monkeypatch.setitem(sys.modules, "favour.report", module)
-    monkeypatch.setattr(favour, "report", module, raising=False)
-    data, model = digits.load(), digits.network()
-    list(digits.train(model, data, epochs=1))
-    rows = (digits.Row("plain", 0.9, 0.3, 0.02, None, 1.0, 1.0),)
-    comparison = digits.Comparison(rows, 500, 0.04, len(data.test_x), 1)
-    assert digits.write(comparison, model, data, 1, 0, tmp_path) == tmp_path / "report.html"
-    assert seen == [tmp_path]
-    content = json.loads((tmp_path / "demo.json").read_text())
-    assert content["experiment"] == "demo" and content["rows"][0]["covariance_error"] is None
-    for curve in content["reliability"].values():
-        assert sum(curve["count"]) == len(data.test_x)
-        assert len(curve["confidence"]) == len(curve["accuracy"]) == len(curve["count"])
-    p = model(data.test_x).softmax(-1)
-    overall = sum(
-        a * c for a, c in zip(*(content["reliability"]["plain"][k] for k in ("accuracy", "count")), strict=True)
-    )
-    assert overall == pytest.approx((p.argmax(1) == data.test_y).sum().item())
+def test_commands_are_added_by_entry_points(monkeypatch):
+    """`json.tool:main` stands for any function of any package."""
+
+    def points(group):
+        assert group == "favour.commands"
+        return [EntryPoint(name, "os:getcwd", group) for name in names]
+
+    monkeypatch.setattr(favour.cli, "entry_points", points)
+    names = ["where", "report"]
+    assert run("where").exit_code == 0 and run("report").exit_code == 0
+    assert isinstance(run("bench").exception, MissingExtra)
+    names.append("demo")
+    with pytest.raises(InvalidValue, match="`favour demo`"):
+        favour.cli.build()
 
 
-def test_reproduce_interrupted_says_how_to_go_on(monkeypatch, tmp_path):
-    def stopped(*options, **named):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(experiments_reproduce, "reproduce", stopped)
-    result = run("reproduce", "jsd", "--profile", "tiny", "--out", str(tmp_path))
-    assert result.exit_code == 130 and "the same command continues" in result.output
-
-
-def test_reproduce_passes_its_options_on(monkeypatch, tmp_path):
-    given = []
-    monkeypatch.setattr(experiments_reproduce, "reproduce", lambda *options, **named: given.append((options, named)))
-    before = torch.get_num_threads()
-    try:
-        chosen = ("--profile", "paper", "--data", "d", "--out", str(tmp_path), "--seed", "3", "--checkpoints", "c")
-        assert run("reproduce", "ood", *chosen, "--time-device", "cuda", "--workers", "3").exit_code == 0
-    finally:
-        torch.set_num_threads(before)
-    assert given == [(("ood", "paper", "d", "cpu", tmp_path, Path("c"), 3), {"time_device": "cuda", "workers": 3})]
-    assert run("reproduce", "everything").exit_code == 2 == run("reproduce", "ood", "--workers", "0").exit_code
-    assert run("reproduce", "ood", "--profile", "slow").exit_code == 2
-
-
-def test_report_is_rebuilt(monkeypatch, tmp_path):
-    module = types.ModuleType("favour.report")
-    module.build = lambda folder: folder / "report.html"
-    monkeypatch.setitem(sys.modules, "favour.report", module)
-    result = run("report", str(tmp_path))
-    assert result.exit_code == 0 and "report.html" in result.stdout.replace("\n", "")
-
-
-def test_demo_compares_every_method():
+@pytest.fixture
+def small() -> tuple[digits.Data, torch.nn.Sequential]:
+    """Fifty test images, and a network that was trained for three epochs."""
     data, model = digits.load(), digits.network()
     losses = list(digits.train(model, data, epochs=3))
-    assert losses[2] < losses[0]
-    assert not model.training
-    some = dataclasses.replace(data, test_x=data.test_x[:50], test_y=data.test_y[:50])
-    comparison = digits.compare(model, some, repeats=1, draws=500)
-    assert [row.method for row in comparison.rows] == [
+    assert losses[2] < losses[0] and not model.training
+    return dataclasses.replace(data, test_x=data.test_x[:50], test_y=data.test_y[:50]), model
+
+
+def test_demo_passes_its_options_on(monkeypatch, tmp_path, small):
+    given = {}
+    monkeypatch.setattr(digits, "load", lambda seed: given.update(seed=seed) or small[0])
+    monkeypatch.setattr(digits, "train", lambda model, data, epochs, seed: given.update(epochs=epochs) or ())
+    monkeypatch.setattr(comparison, "compare", lambda *rest: made_up())
+    before = torch.get_num_threads()
+    try:
+        result = run("demo", "--epochs", "7", "--seed", "3", "--threads", "2", "--out", str(tmp_path / "x"))
+        assert result.exit_code == 0 and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert given == {"epochs": 7, "seed": 3}
+    assert "report.html" in result.stdout.replace("\n", "")
+    content = json.loads((tmp_path / "x" / "demo.json").read_text())
+    assert content["training"] == {"epochs": 7, "inputs": len(small[0].train_x), "seed": 3}
+    assert [row["covariance_error"] for row in content["rows"]] == [None, 0.2, 0.02]
+    text = (tmp_path / "x" / "report.html").read_text()
+    assert "100 samples have a lower NLL (0.0900) and the same ECE, in 10 times the time" in text
+    assert "cannot be told from" in text and 'id="table-demo"' in text and text.count("<svg") == 1
+    assert "default-src 'none'" in text and not re.search(r"<script|@import|url\(['\"]?http|src=", text)
+
+
+def made_up() -> comparison.Comparison:
+    told = (("plain", 0.2, None, 1.0), ("100 samples", 0.09, 0.2, 50.0), ("Favour", 0.1, 0.02, 5.0))
+    rows = tuple(comparison.Row(method, 0.97, nll, 0.01, error, t, t) for method, nll, error, t in told)
+    return comparison.Comparison(rows, 2000, 0.03, 540, 1)
+
+
+def test_demo_compares_every_method(small):
+    data, model = small
+    found = comparison.compare(model, data, repeats=1, draws=500)
+    assert [row.method for row in found.rows] == [
         "plain",
         "10 samples",
         "100 samples",
         "Favour",
     ]
-    plain, few, many, ours = comparison.rows
+    plain, few, many, ours = found.rows
     assert plain.covariance_error is None
     # The error of n samples falls as 1/√n, and Favour is nearer to the reference than 100 of them.
     assert few.covariance_error > many.covariance_error > ours.covariance_error > 0
-    assert min(row.accuracy for row in comparison.rows) > 0.8
+    assert min(row.accuracy for row in found.rows) > 0.8
 
     console = Console(width=100, record=True, file=io.StringIO())
-    digits.show(comparison, console)
+    report.show(found, console)
     printed = " ".join(console.export_text().split())
-    for row in comparison.rows:
+    for row in found.rows:
         assert f"{row.method} │ {row.accuracy:.1%} │ {row.nll:.4f} │ {row.ece:.4f}" in printed
     assert "covariance of 500 samples" in printed
 
@@ -197,6 +196,6 @@ def test_demo_reference_error_of_gaussian_draws(monkeypatch):
         return scale * torch.randn(n, len(x), 3, dtype=torch.float64, generator=generator)
 
     monkeypatch.setattr(favour, "sample", gaussian)
-    _, error = digits._reference(torch.nn.Identity(), torch.zeros(8, 3), n, torch.Generator().manual_seed(0))
+    _, error = comparison._reference(torch.nn.Identity(), torch.zeros(8, 3), n, torch.Generator().manual_seed(0))
     expected = ((sigma.norm() ** 2 + sigma.trace() ** 2) / (n - 1)).sqrt() / sigma.norm()
     assert error == pytest.approx(expected.item(), rel=0.03)

@@ -20,7 +20,7 @@ from favour import Diagonal, Full, Kronecker, Posterior, Rows
 from favour.errors import UnsupportedOperation
 from favour.rules.convolution import conv
 from favour.surrogate import Surrogate
-from favour.value import Context, Value, Weight
+from favour.surrogate.value import Context, Value, Weight
 
 aten = torch.ops.aten
 BATCH = 2

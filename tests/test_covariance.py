@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from favour.covariance import Covariance, Dense, DiagonalPlusFactor, Directional
+from favour.belief.covariance import Covariance, Dense, DiagonalPlusFactor, Directional
 from favour.errors import FavourError, InvalidType, InvalidValue, NoDensity, ShapeMismatch
 
 F64 = torch.float64

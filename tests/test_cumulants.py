@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 import favour
-from favour import moments, scalar
+from favour import scalar
 from favour.rules.dropout import dropped
 from favour.rules.registry import curvature
+from favour.scalar import moments
 from favour.scalar.effective import effective_draw, effective_moments
-from favour.value import Value
+from favour.surrogate.value import Value
 
 F64 = torch.float64
 

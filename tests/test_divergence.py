@@ -12,9 +12,9 @@ from torch import nn
 
 import favour
 from favour import Belief, scores
-from favour.covariance import Directional
+from favour.belief.covariance import Directional
+from favour.classify.head import find_head
 from favour.errors import DeprecatedName, InvalidValue, OutOfRange, UnsupportedOperation
-from favour.head import find_head
 
 F64 = torch.float64
 

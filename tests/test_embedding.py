@@ -13,7 +13,7 @@ from favour.errors import UnsupportedOperation
 from favour.posterior import Diagonal, Full, Kronecker, Rows
 from favour.rules import RULES
 from favour.rules.embedding import added_noises
-from favour.value import Context, Weight
+from favour.surrogate.value import Context, Weight
 
 F64 = torch.float64
 aten = torch.ops.aten

@@ -55,7 +55,8 @@ run("favour", "export", "model.favour", "--out", "again.pt2", says="classificati
 run("favour", "export", "model.favour", "--out", "again.onnx", code=1, says="favour[export]")
 run("favour", "rate", "model.favour", "x.csv", "--out", "r.parquet", code=1, says="favour[rate]")
 run("favour", "serve", "model.pt2", code=1, says="favour[serve]")
-run("favour", "demo", code=1, says="favour[experiments]")
+run("favour", "demo", code=1, says="favour[demo]")
+run("favour", "bench", code=1, says="pip install ./studies")
 """,
     "plots": BARE
     + """
@@ -131,9 +132,8 @@ for model, port in (("model.onnx", 18231), ("model.pt2", 18232)):
         server.terminate()
         server.wait()
 """,
-    "experiments": """
+    "demo": """
 run("favour", "demo", "--epochs", "2", "--out", "report", says="report")
-run("favour", "reproduce", "--help", says="reproduce")
 """,
     "docs": """
 import subprocess

@@ -21,9 +21,9 @@ import torch
 from torch import nn
 
 import favour
-from favour.capture.operations import operation
 from favour.errors import FailedPrediction, UncheckedFile
 from favour.files.checksum import DIGITS, MARK
+from favour.graph.operations import operation
 
 aten = torch.ops.aten
 
@@ -263,7 +263,7 @@ def test_crafted_calls_are_refused(name, saved, tmp_path):
 
 def test_tensors_made_of_sizes_alone_are_rehearsed_without_memory():
     """On a machine with much memory the refusal would come too late."""
-    from favour.capture.rehearsal import META, made_on_meta
+    from favour.graph.rehearsal import META, made_on_meta
 
     for target, args, kwargs in (
         (aten.full.default, ([4, 2], 1.0), {}),

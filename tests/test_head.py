@@ -10,11 +10,11 @@ from torch import nn
 
 import favour
 from favour.belief import Belief
-from favour.capture.node import DROPOUTS
+from favour.classify.head import draw, find_head
+from favour.classify.head.tables import make_masks, shuffled
+from favour.demo import digits
 from favour.errors import InvalidValue, UnsupportedOperation
-from favour.experiments import digits
-from favour.head import draw, find_head
-from favour.head.tables import make_masks, shuffled
+from favour.graph.node import DROPOUTS
 
 
 def mlp(p=0.5, wide=200, hidden=12, classes=3, seed=0):
@@ -128,7 +128,7 @@ def test_large_batches_draw_in_chunks(monkeypatch):
     predict = favour.compile(mlp(), torch.randn(2, 6))
     x = torch.randn(7, 6)
     whole = predict.draws(x)
-    monkeypatch.setattr("favour.head.draw._HELD", (1, 1))
+    monkeypatch.setattr("favour.classify.head.draw._HELD", (1, 1))
     torch.testing.assert_close(predict.draws(x), whole)
 
 

@@ -21,7 +21,7 @@ from favour.posterior import Gaussian
 from favour.rules.linear import kept, linear
 from favour.surrogate import Noise, Surrogate
 from favour.surrogate.matrices import Matrix
-from favour.value import Context, Value, Weight
+from favour.surrogate.value import Context, Value, Weight
 
 F64 = torch.float64
 KINDS = ("diagonal", "rows", "kronecker", "full")

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from reference_moments import dense
 from torch import Tensor
 
-from favour import moments as gauss
 from favour.errors import InvalidValue
-from favour.moments import integration
-from favour.moments.tails import tails
+from favour.scalar import moments as gauss
+from favour.scalar.moments import integration
+from favour.scalar.moments.tails import tails
 
 RELU = ((0.0, 1.0),)
 RELU6 = ((0.0, 1.0), (6.0, -1.0))

@@ -12,7 +12,7 @@ from cases import of_kind
 import favour
 from favour.rules import RULES
 from favour.rules.norm import _second_order
-from favour.value import Context, Value
+from favour.surrogate.value import Context, Value
 
 F64 = torch.float64
 aten = torch.ops.aten

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import favour
+from favour.graph.sizes import size_of
 from favour.methods.memory import Peak
 from favour.progress import Progress, _Plain
-from favour.sizes import size_of
 
 F64 = torch.float64
 

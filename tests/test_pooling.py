@@ -19,11 +19,11 @@ from scipy.special import gammaln
 from torch import Tensor, nn
 
 import favour
-from favour.moments.positive import positive_power
 from favour.rules import RULES
 from favour.rules.windows import Windows
+from favour.scalar.moments.positive import positive_power
 from favour.surrogate import Surrogate
-from favour.value import Context, Value
+from favour.surrogate.value import Context, Value
 
 aten = torch.ops.aten
 

@@ -10,8 +10,8 @@ from test_scores import directional, dplr, quadrature
 from torch import nn
 
 import favour
-from favour import predictive
 from favour.belief import Belief
+from favour.classify import predictive
 from favour.errors import InvalidType, InvalidValue, ShapeMismatch
 
 F64 = torch.float64

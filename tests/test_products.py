@@ -13,7 +13,7 @@ from torch import nn
 import favour
 from favour.errors import UnsupportedOperation
 from favour.rules import RULES
-from favour.value import Context, Value
+from favour.surrogate.value import Context, Value
 
 F64 = torch.float64
 aten = torch.ops.aten

@@ -31,7 +31,7 @@ from favour.surrogate import (
     identity,
     scaling,
 )
-from favour.value import Value
+from favour.surrogate.value import Value
 
 # Operations whose matrix is disjoint or not by values that the rule does not look at.
 BY_VALUE = ("linear", "addmm", "index_select", "index", "gather", "where", "masked_fill")

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import favour
+from favour.graph.sizes import size_of
 from favour.sampling import MaskSource
-from favour.sizes import size_of
 
 float64 = torch.float64
 

@@ -10,7 +10,7 @@ import torch
 import favour
 from favour import scores
 from favour.belief import Belief
-from favour.covariance import Directional
+from favour.belief.covariance import Directional
 from favour.errors import InvalidType, InvalidValue, ShapeMismatch
 
 C = 6
@@ -162,7 +162,7 @@ def test_scores_of_draws_equal_loops():
 def test_scores_by_blocks_equal_the_whole(monkeypatch, score):
     draws = torch.randn(6, 5, 4, dtype=F64)
     whole = score(draws)
-    monkeypatch.setattr(scores, "_HELD", 2 * 6 * 4)
+    monkeypatch.setattr("favour.classify.scores._HELD", 2 * 6 * 4)
     assert torch.equal(score(draws), whole)
     assert torch.equal(score(draws.permute(1, 2, 0).contiguous().permute(2, 0, 1)), whole)
     assert score(draws[:, :0]).shape == (0,)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from favour.errors import FavourError, InvalidValue
-from favour.exported import Exported
+from favour.exporting.exported import Exported
 from favour.serving import Limits, create_app
 from favour.serving.batching import Batcher, Stopped
 from favour.serving.limits import Overloaded

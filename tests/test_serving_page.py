@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from favour.exported import Exported
+from favour.exporting.exported import Exported
 from favour.serving import Limits, create_app
 from favour.serving.app import describe
 from favour.serving.page import page as write_page

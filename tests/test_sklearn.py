@@ -20,7 +20,7 @@ from torch import nn
 
 import favour
 from favour.errors import InvalidValue
-from favour.sklearn import FavourClassifier, FavourRegressor, _noise
+from favour.integrations.sklearn import FavourClassifier, FavourRegressor, _noise
 
 QUICK: dict[str, Any] = {"hidden": (16,), "epochs": 30, "batch_size": 16, "learning_rate": 2e-2, "random_state": 0}
 

@@ -47,8 +47,8 @@ import torch
 from torch import Tensor, nn
 
 import favour
-from favour.capture.operations import operation_name
-from favour.capture.rehearsal import check_arguments
+from favour.graph.operations import operation_name
+from favour.graph.rehearsal import check_arguments
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 

@@ -5,12 +5,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from favour import adapters, metrics, nn, plots, rules, scores
-from favour.attribution import Attribution
 from favour.belief import Belief
-from favour.calibration import Calibrated, calibrate
-from favour.check import Check, check
+from favour.belief.joint import Joint
+from favour.classify.calibration import Calibrated, calibrate
+from favour.classify.conformal import ConformalInterval, ConformalSet
+from favour.classify.predictive import fit_noise, probabilities
 from favour.compilation import compile
-from favour.conformal import ConformalInterval, ConformalSet
 from favour.draws import sample
 from favour.errors import (
     AmbiguousOutputs,
@@ -37,11 +37,11 @@ from favour.errors import (
     UnsupportedOperation,
     UntrustedBelief,
 )
-from favour.exported import Exported, load_exported
 from favour.exporting import export
-from favour.joint import Joint
+from favour.exporting.exported import Exported, load_exported
+from favour.inspect.attribution import Attribution
+from favour.inspect.check import Check, check
 from favour.posterior import Diagonal, Full, Kronecker, Posterior, Rotated, Rows
-from favour.predictive import fit_noise, probabilities
 from favour.predictor import Predictor
 from favour.rules import rule
 from favour.saving import load

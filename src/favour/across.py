@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from favour.belief import Belief
-from favour.capture.node import Node
-from favour.covariance import Dense
+from favour.belief.covariance import Dense
 from favour.errors import InvalidType, InvalidValue
+from favour.graph.node import Node
 from favour.methods.across import covariance_between, moments_between
 from favour.methods.engine import forward_for_adjoint, result_of
+from favour.surrogate.value import Value, Weight
 from favour.tensors import check_inputs
-from favour.value import Value, Weight
 
 if TYPE_CHECKING:
     from favour.predictor import Predictor

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from favour.capture.dynamic import Dynamic
-from favour.capture.graph import capture, split_example
-from favour.capture.node import Node
 from favour.errors import ReducedCovariance
 from favour.following import Origin
+from favour.graph.capture import capture, split_example
+from favour.graph.dynamic import Dynamic
+from favour.graph.node import Node
 from favour.inspect.selfcheck import self_check, warn_of, warn_of_silence
 from favour.methods.choice import DEFAULT_RANK, outputs, predicted
 from favour.methods.settings import Settings
-from favour.plan import configure, truncate
+from favour.passes.plan.steps import configure, truncate
 from favour.posterior import Posterior
 from favour.predictor import Predictor
 from favour.progress import Progress

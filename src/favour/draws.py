@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from favour.capture.graph import Graph, capture, split_example
 from favour.errors import InvalidType
 from favour.following import Structure
+from favour.graph.capture import Graph, capture, split_example
 from favour.methods.engine import Settings
-from favour.plan import configure
+from favour.passes.plan.steps import configure
 from favour.posterior import Posterior
 from favour.predictor import Predictor
 from favour.sampling import check_count

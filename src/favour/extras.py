@@ -8,10 +8,10 @@ from types import ModuleType
 from favour.errors import MissingExtra
 
 
-def require(module: str, extra: str = "experiments") -> ModuleType:
+def require(module: str, extra: str) -> ModuleType:
     """Import an optional module, or raise `MissingExtra` naming the extra that installs it.
 
-    >>> require("math").sqrt(4.0)
+    >>> require("math", "any").sqrt(4.0)
     2.0
     """
     try:

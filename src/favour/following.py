@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from favour.capture.dynamic import Dynamic
-from favour.capture.graph import Graph, capture
-from favour.plan import configure, truncate
+from favour.graph.capture import Graph, capture
+from favour.graph.dynamic import Dynamic
+from favour.passes.plan.steps import configure, truncate
 
 SEEN = 4096  # numbers of a tensor that are compared in every call
 

@@ -18,25 +18,27 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from favour import across, classes, intervals
-from favour.attribution import Attribution
-from favour.belief import Belief
-from favour.capture.ending import Ending
-from favour.capture.lookups import Lookup, check_lookups, find_lookups
-from favour.capture.node import Graph, Node
+from favour import across
+from favour.belief import Belief, intervals
+from favour.belief.joint import Joint, concatenated, split
+from favour.classify import classes
+from favour.classify.head import Head, find_head
 from favour.errors import ChangedModel, FavourError, InvalidType, InvalidValue, StalePredictor, computing
 from favour.following import Origin, Structure, Values, same_graph
-from favour.head import Head, find_head
+from favour.graph.node import Graph, Node
+from favour.graph.sizes import bound_sizes
+from favour.inspect.attribution import Attribution
 from favour.inspect.selfcheck import SelfCheck
-from favour.joint import Joint, concatenated, split
 from favour.methods.choice import Choice, choose
 from favour.methods.engine import Settings, infer, infer_parts
-from favour.plan import Plan, converted, make_plan
+from favour.passes.normalise.ending import Ending
+from favour.passes.normalise.lookups import Lookup, check_lookups, find_lookups
+from favour.passes.plan.steps import Plan, converted, make_plan
 from favour.posterior import Posterior
 from favour.rows import check_rows
 from favour.sampling import Sampler
-from favour.sizes import bound_sizes
 from favour.slices import slices
+from favour.surrogate.value import Context, Value
 from favour.tensors import (
     Cached,
     Store,
@@ -49,10 +51,9 @@ from favour.tensors import (
     renamed,
     version_of,
 )
-from favour.value import Context, Value
 
 if TYPE_CHECKING:
-    from favour.calibration import Calibrated
+    from favour.classify.calibration import Calibrated
 
 _AGAIN = "Call `predict.refresh()` to take it over, or compile the model again."
 
@@ -371,7 +372,7 @@ class Predictor(nn.Module):
         Args:
             args, kwargs: The model's.
             kind: See `favour.probabilities`; by default what the model's last operations say.
-            estimator: `"head"` (fixed draws of the last layers, see `favour.head`), or one of those of
+            estimator: `"head"` (fixed draws of the last layers, see `favour.classify.head`), or one of those of
                 `favour.probabilities`. By default the head where its draws take no longer than a forward pass (by
                 a count of operations), else `"nodes"`.
             draws: At least so many draws of the head, instead of as many as take a forward pass. Their average has
@@ -402,7 +403,7 @@ class Predictor(nn.Module):
         return intervals.with_noise(self, variance)
 
     def interval(self, *args: Any, level: float | None = None, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Refused: the spread of a network is not the error of its prediction (see `favour.intervals`).
+        """Refused: the spread of a network is not the error of its prediction (see `favour.belief.intervals`).
 
         Raises:
             NotCalibrated: Always; the message says how to get what can answer.
@@ -440,7 +441,7 @@ class Predictor(nn.Module):
         return classes.divergence(self, args, kwargs, kind, estimator, draws)
 
     def draws(self, *args: Any, n: int | None = None, **kwargs: Any) -> Tensor:
-        """Draws of the logits from the last layers, (n, batch, C): a fixed function of the input, see `favour.head`.
+        """Draws of the logits from the last layers, (n, batch, C), fixed for an input: see `favour.classify.head`.
 
         `favour.scores` takes them like samples: `scores.jsd(predict.draws(x))` keeps what a Gaussian loses.
 
@@ -449,7 +450,7 @@ class Predictor(nn.Module):
             n: At least so many; by default what `probabilities` takes.
 
         Raises:
-            UnsupportedOperation: The network has no head, as `favour.head` defines it.
+            UnsupportedOperation: The network has no head, as `favour.classify.head` defines it.
 
         Example:
             >>> import favour

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from favour.capture.node import Node
 from favour.errors import UnsupportedOperation
+from favour.graph.node import Node
 from favour.methods.forward import DiagonalOnly, Sweep, evaluate, surrogate_of
-from favour.plan import Plan
+from favour.passes.plan.steps import Plan
 from favour.surrogate import Surrogate
-from favour.value import Context, Value, mean_of
+from favour.surrogate.value import Context, Value, mean_of
 
 ROWS = 3
 # Relative to the largest entry: rows that are computed from the same numbers come out the same but for rounding.

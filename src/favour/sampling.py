@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from favour.capture.graph import DROPOUTS, Graph, Node, draws_numbers, replace_nodes
 from favour.errors import InvalidType, InvalidValue, UnsupportedOperation
-from favour.plan import mark_uncertain
+from favour.graph.capture import DROPOUTS, Graph, Node, draws_numbers, replace_nodes
+from favour.graph.sizes import bound_sizes, size_of
+from favour.passes.plan.steps import mark_uncertain
 from favour.posterior import Posterior
 from favour.rules.channel_dropout import SATURATION, alpha_scale, check_channel_rate
-from favour.sizes import bound_sizes, size_of
 
 aten = torch.ops.aten
 

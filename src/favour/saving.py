@@ -17,7 +17,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from favour.capture.graph_io import (
+from favour.errors import CorruptFile, FavourError, InvalidValue
+from favour.graph.graph_io import (
     graph_from_json,
     graph_to_json,
     read_content,
@@ -25,9 +26,8 @@ from favour.capture.graph_io import (
     write_content,
     write_file,
 )
-from favour.capture.node import DROPOUTS, Graph, Node
-from favour.capture.rehearsal import rehearse
-from favour.errors import CorruptFile, FavourError, InvalidValue
+from favour.graph.node import DROPOUTS, Graph, Node
+from favour.graph.rehearsal import rehearse
 from favour.methods.settings import Settings
 from favour.posterior import Posterior
 from favour.predictor import Predictor

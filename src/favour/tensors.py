@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from favour.belief import Belief
-from favour.capture.node import Graph
 from favour.errors import InvalidType, InvalidValue, ShapeMismatch
-from favour.plan import Plan
+from favour.graph.node import Graph
+from favour.passes.plan.steps import Plan
 from favour.posterior import Posterior
-from favour.value import Value, Weight
+from favour.surrogate.value import Value, Weight
 
 
 class Store(nn.Module):

@@ -23,16 +23,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from favour import intervals
 from favour.adapters.silence import dropouts_of, silenced, warn_of_silence
-from favour.belief import Belief
-from favour.covariance import DiagonalPlusFactor, flatten_event
+from favour.belief import Belief, intervals
+from favour.belief.covariance import DiagonalPlusFactor, flatten_event
+from favour.classify.predictive import probabilities
+from favour.classify.simplex import sums_to_one
 from favour.errors import InvalidType, InvalidValue, ShapeMismatch
-from favour.predictive import probabilities
-from favour.simplex import sums_to_one
 
 if TYPE_CHECKING:
-    from favour.calibration import Calibrated
+    from favour.classify.calibration import Calibrated
 
 
 class Ensemble(nn.Module):

@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from favour.capture.graph import copied_structure
-from favour.capture.silent import MARK
 from favour.errors import SilencedDropout
+from favour.graph.capture import copied_structure
+from favour.graph.silent import MARK
 
 
 def without_dropout(model: nn.Module, keep: bool, library: str, stacklevel: int = 4) -> nn.Module:

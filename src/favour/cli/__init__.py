@@ -2,16 +2,23 @@
 
 One function per command, in a file of its own, listed in `COMMANDS`; its docstring is the help text, its arguments are
 the options. A command imports what it needs when it runs, so that `favour --help` answers at once.
+
+Other packages add commands by entry points of the group `favour.commands`: a name, and a function like those here. The
+package `favour-studies` adds `STUDIES`; without it, these say how to get it.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import favour
-from favour.errors import FavourError
+from favour.errors import FavourError, InvalidValue, MissingExtra
+
+GROUP = "favour.commands"
+STUDIES = ("reproduce", "report", "bench")
 
 COMMANDS: tuple[Callable[..., None], ...] = ()
 try:
@@ -20,15 +27,13 @@ try:
 except ImportError:  # `main` says so; the annotations below stay strings and are never evaluated
     COMPLETE = False
 else:
-    from favour.cli.bench import bench
     from favour.cli.demo import demo
     from favour.cli.export import export
     from favour.cli.rate import rate
-    from favour.cli.reproduce import report, reproduce
     from favour.cli.serve import serve
 
     COMPLETE = True
-    COMMANDS = (demo, reproduce, report, rate, bench, export, serve)
+    COMMANDS = (demo, rate, export, serve)
 
 
 def _print_version(wanted: bool) -> None:
@@ -47,12 +52,35 @@ def _root(
 
 
 def build() -> typer.Typer:
-    """The application, with every command of `COMMANDS` registered under its function's name."""
+    """The application: every command of `COMMANDS` under its function's name, and those of other packages."""
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
     app.callback()(_root)
+    own = {command.__name__ for command in COMMANDS}
     for command in COMMANDS:
         app.command()(command)
+    added = {entry.name: entry for entry in entry_points(group=GROUP)}
+    for name, entry in added.items():
+        if name in own:
+            raise InvalidValue(f"`{entry.value}` wants to be `favour {name}`, which is a command of Favour's own.")
+        app.command(name)(entry.load())
+    for name in STUDIES:
+        if name not in added:
+            anything = {"allow_extra_args": True, "ignore_unknown_options": True}
+            app.command(name, context_settings=anything, add_help_option=False)(_missing(name))
     return app
+
+
+def _missing(name: str) -> Callable[[], None]:
+    """A command that says where the real one is."""
+
+    def command() -> None:
+        raise MissingExtra(
+            f"`favour {name}` comes with the studies, a package of its own: `pip install ./studies` in a clone of "
+            "Favour's repository."
+        )
+
+    command.__doc__ = "Not installed: comes with the package favour-studies (`pip install ./studies` in a clone)."
+    return command
 
 
 def main() -> None:

@@ -15,6 +15,23 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("demo-report"),
 ) -> None:
     """Train a small dropout network on handwritten digits; compare plain inference, sampling and Favour."""
-    from favour.experiments import digits
+    import torch
+    from rich.console import Console
+    from rich.progress import track
 
-    digits.main(epochs=epochs, seed=seed, threads=threads, out=out)
+    from favour.demo import comparison, digits, report
+    from favour.extras import require
+
+    for module in ("sklearn", "matplotlib"):
+        require(module, "demo")
+    console = Console()
+    data, model = digits.load(seed), digits.network(seed)
+    console.print(f"Training 64-100-100-10 (ReLU, dropout 0.2) on {len(data.train_x)} digits for {epochs} epochs.")
+    if threads > 0:
+        torch.set_num_threads(threads)
+    for _ in track(digits.train(model, data, epochs, seed), "training", total=epochs, console=console):
+        pass
+    with console.status("predicting three ways"):
+        compared = comparison.compare(model, data, seed)
+    report.show(compared, console)
+    console.print(f"The report is {report.write(compared, model, data, epochs, seed, out)}")

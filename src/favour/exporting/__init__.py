@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from favour.calibration import Calibrated
-from favour.capture.lookups import find_lookups
+from favour.classify.calibration import Calibrated
 from favour.errors import CaptureError, InvalidValue, ShapeMismatch, UnsupportedOperation
-from favour.exported import FORMAT, Exported, Port, load_exported
+from favour.exporting.exported import FORMAT, Exported, Port, load_exported
 from favour.exporting.module import (
     MEANINGS,
     REGRESSION,
@@ -37,9 +36,10 @@ from favour.exporting.module import (
 )
 from favour.exporting.plain import Plain, simplified
 from favour.files.replacing import replaced
+from favour.graph.tracing import TRACING
+from favour.passes.normalise.lookups import find_lookups
 from favour.predictor import Predictor
 from favour.progress import Progress
-from favour.tracing import TRACING
 
 __all__ = ["export"]
 

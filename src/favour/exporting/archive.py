@@ -27,13 +27,13 @@ from typing import Any
 
 import torch
 
-from favour.capture.operations import check_program_name, program_operation
 from favour.errors import CorruptFile, UnsupportedOperation
-from favour.exported import METADATA
+from favour.exporting.exported import METADATA
 from favour.exporting.rehearsal import rehearse_program
 from favour.files.checksum import check_archive, seal_archive
 from favour.files.members import Members
-from favour.tracing import TRACING
+from favour.graph.operations import check_program_name, program_operation
+from favour.graph.tracing import TRACING
 
 _EXTRA = f"{METADATA}.json"
 _MODEL, _SAMPLES = "models/model.json", "data/sample_inputs/model.pt"

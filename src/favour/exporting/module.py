@@ -4,8 +4,8 @@
     regression       mean μ, variance σ² of an observation; stddev σ; lower, upper = μ ∓ Φ⁻¹(½ + level/2) σ
     few outputs      covariance Σ
 
-Expectations are taken over fixed nodes (`favour.predictive`, `favour.head`), so the function has no random numbers in
-it: MC dropout needs a generator in the runtime, n passes, and answers differently when asked again.
+Expectations are taken over fixed nodes (`favour.classify.predictive`, `favour.classify.head`), so the function has no
+random numbers in it: MC dropout needs a generator in the runtime, n passes, and answers differently when asked again.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from favour import classes, predictive, scores
 from favour.belief import Belief
-from favour.calibration import Calibrated
-from favour.capture.ending import Ending, ending
-from favour.capture.lookups import Lookup, find_lookups, guarded, input_range, inside
-from favour.capture.node import Node
-from favour.confidence import check_level
+from favour.belief.confidence import check_level
+from favour.classify import classes, predictive, scores
+from favour.classify.calibration import Calibrated
+from favour.classify.simplex import as_given
 from favour.errors import InvalidType, InvalidValue, UnknownName, UnsupportedOperation
-from favour.exported import Port
+from favour.exporting.exported import Port
+from favour.graph.node import Node
+from favour.passes.normalise.ending import Ending, ending
+from favour.passes.normalise.lookups import Lookup, find_lookups, guarded, input_range, inside
 from favour.predictor import Predictor
-from favour.simplex import as_given
 from favour.tensors import graph_values
 
 REGRESSION = "regression"

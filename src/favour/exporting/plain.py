@@ -6,7 +6,7 @@ ONNX has no factorisations. For small matrices they are written out, column by c
     X L = B           x_n = b_n/l_nn,  B ← B − x_n l_n               from the last column to the first
     L X = B           x_1 = b_1/l_11,  B ← B − l_1 x_1               from the first row to the last
     R of QR           q = a₁/‖a₁‖,  r = qᵀA,  A ← A − q r            modified Gram–Schmidt; q = 0 for a zero column
-    erfc(x)           2Q(√2 x), Q the normal tail of `favour.moments`, relatively accurate; ONNX would take 1 − erf(x)
+    erfc(x)           2Q(√2 x), Q of `favour.scalar.moments`, relatively accurate; ONNX would take 1 − erf(x)
 
 `simplified` evaluates what depends on weights alone (squared weights, tables of nodes) once, at export, and computes
 repeated expressions once: class probabilities and the belief share their passes through the network.
@@ -23,7 +23,7 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from favour.errors import UnsupportedOperation
-from favour.moments.tails import normal_tail
+from favour.scalar.moments.tails import normal_tail
 
 LARGEST = 128  # of a factorisation that is written out
 

@@ -1,4 +1,4 @@
-"""A program from an archive run on shapes alone, as `favour.capture.rehearsal` runs a graph from a predictor's file.
+"""A program from an archive run on shapes alone, as `favour.graph.rehearsal` runs a graph from a predictor's file.
 
 Tensors of the archive are held against their bytes too: one that repeats a few numbers many times would be small in the
 file and large once it is computed with.
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from favour.capture.operations import program_operation
-from favour.capture.rehearsal import META, check_arguments, largest_allowed, made_on_meta, on_meta
 from favour.errors import CorruptFile
+from favour.graph.operations import program_operation
+from favour.graph.rehearsal import META, check_arguments, largest_allowed, made_on_meta, on_meta
 
 _ROWS = 2
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from favour.compilation import compile
 from favour.errors import InvalidValue
-from favour.factories import make
+from favour.exporting.factories import make
 from favour.predictor import Predictor
 from favour.saving import load
 

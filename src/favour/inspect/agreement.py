@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from favour.belief import Belief
-from favour.covariance import Directional, flatten_event, square_root
+from favour.belief.covariance import Directional, flatten_event, square_root
 
 OUTPUTS = 64  # covariances are compared for so many outputs at most
 GROUPS = 10

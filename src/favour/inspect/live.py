@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from favour.capture.graph import DROPOUTS, Graph, Node, copied_structure, replace_nodes
+from favour.graph.capture import DROPOUTS, Graph, Node, copied_structure, replace_nodes
 from favour.posterior import Posterior
 from favour.tensors import graph_values
 

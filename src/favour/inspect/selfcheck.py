@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from favour.belief import Belief
-from favour.capture.graph import split_example
 from favour.errors import FavourError, NothingUncertain, UntrustedBelief
+from favour.graph.capture import split_example
 from favour.inspect.agreement import Tally
 from favour.inspect.live import live_difference
 

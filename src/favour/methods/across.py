@@ -36,12 +36,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from favour.capture.graph import DROPOUTS
+from favour.graph.capture import DROPOUTS
 from favour.methods.adjoint import Inputs, all_outputs, bend_back, bending_values
 from favour.methods.forward import Entry, Sweep
 from favour.scalar.between import correlation, safe_root
 from favour.surrogate import LatentNoise, Noise, Unavailable, flat, inner, partners
-from favour.value import Value
+from favour.surrogate.value import Value
 
 # Numbers in the largest intermediate result of a product over pairs; above, it is made piece by piece.
 PIECE = 2**25

@@ -40,7 +40,7 @@ from torch import Tensor
 from favour.methods.forward import Entry, Sweep, unexplained
 from favour.methods.pairs import Pairs
 from favour.surrogate import DiagonalNoise, Identity, LatentNoise, LinearMap, Unavailable, inner, weighted_gram
-from favour.value import Value
+from favour.surrogate.value import Value
 
 Inputs = list[tuple[str, Value, Value]]
 

@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from favour.capture.graph import Node
+from favour.graph.capture import Node
+from favour.graph.sizes import entries
 from favour.methods.settings import Settings
-from favour.plan import Plan
-from favour.sizes import entries
+from favour.passes.plan.steps import Plan
 
 # Ranks where the user names none.
 DEFAULT_RANK = {"dplr": 4, "adjoint": 0}

@@ -29,9 +29,9 @@ from torch import Tensor
 
 from favour.methods.algorithm1 import decompose
 from favour.methods.forward import Blocks, Representation, Sweep, pushed_blocks
-from favour.plan import Step
+from favour.passes.plan.steps import Step
 from favour.surrogate import DiagonalNoise, LinearMap, Noise, Surrogate, diagonal_columns, flat, inner, weighted_gram
-from favour.value import Value
+from favour.surrogate.value import Value
 
 # Outputs with at most this many entries keep their full covariance.
 SMALL_OUTPUT = 32

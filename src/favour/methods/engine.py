@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from favour.belief import Belief
-from favour.capture.graph import Node
-from favour.covariance import Covariance, Dense, DiagonalPlusFactor, Directional
+from favour.belief.covariance import Covariance, Dense, DiagonalPlusFactor, Directional
+from favour.graph.capture import Node
 from favour.methods import adjoint
 from favour.methods.choice import DEFAULT_RANK, Choice
 from favour.methods.directions import common_shift, given_directions, softmax_directions, with_shift
@@ -20,10 +20,10 @@ from favour.methods.memory import covectors_within
 from favour.methods.pairs import Pairs
 from favour.methods.settings import Settings
 from favour.methods.start import random_start, warm_start
-from favour.plan import Plan
+from favour.passes.plan.steps import Plan
 from favour.surrogate import Carried, Cumulants, LoneCumulants, flat
 from favour.surrogate.channels import ChannelCovariance
-from favour.value import Context, Value
+from favour.surrogate.value import Context, Value
 
 __all__ = ["Settings", "forward_for_adjoint", "infer", "infer_parts", "result_of"]
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from favour.capture.fusion import FusedNode, fused_surrogate
-from favour.capture.graph import Node, replace_nodes
-from favour.plan import Plan, Step
+from favour.graph.capture import Node, replace_nodes
+from favour.passes.normalise.fusion import FusedNode, fused_surrogate
+from favour.passes.plan.steps import Plan, Step
 from favour.surrogate import (
     Carried,
     DiagonalNoise,
@@ -30,7 +30,7 @@ from favour.surrogate import (
     diagonal_columns,
 )
 from favour.surrogate.carried import find
-from favour.value import Context, Value
+from favour.surrogate.value import Context, Value
 
 Blocks = dict[Hashable, Tensor]
 

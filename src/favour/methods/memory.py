@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from favour.methods.choice import DEFAULT_RANK, Choice, outputs
 from favour.methods.settings import Settings
-from favour.plan import Plan
+from favour.passes.plan.steps import Plan
 
 TAPE, TAPE_COLUMN, COVECTOR, FORWARD, COLUMN = 4, 2, 3, 16, 10
 

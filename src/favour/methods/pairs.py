@@ -37,10 +37,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from favour.graph.tracing import constant
 from favour.methods.forward import Entry, Sweep, unexplained
 from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Pointwise, Residual
-from favour.tracing import constant
-from favour.value import Value
+from favour.surrogate.value import Value
 
 
 class Pairs:

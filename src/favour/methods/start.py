@@ -26,10 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from favour.covariance import square_root
+from favour.belief.covariance import square_root
 from favour.methods.algorithm1 import decompose, gram_schmidt
 from favour.methods.dplr import Pending, Start
-from favour.plan import Step
+from favour.passes.plan.steps import Step
 from favour.surrogate import flat, weighted_gram
 from favour.surrogate.matrices import LowRankMatrix
 

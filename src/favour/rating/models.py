@@ -27,17 +27,17 @@ import torch
 from torch import nn
 
 import favour
-from favour import classes
 from favour.belief import Belief
-from favour.capture.graph_io import graph_to_json
+from favour.classify import classes
+from favour.classify.head import find_head
+from favour.classify.predictive import KINDS, check_event, expected
+from favour.classify.simplex import as_given
 from favour.errors import InvalidType, InvalidValue, UnsupportedOperation
-from favour.exported import load_exported
-from favour.factories import make
-from favour.head import find_head
+from favour.exporting.exported import load_exported
+from favour.exporting.factories import make
+from favour.graph.graph_io import graph_to_json
 from favour.posterior import Posterior
-from favour.predictive import KINDS, check_event, expected
 from favour.predictor import Predictor
-from favour.simplex import as_given
 
 EXPORTED = (".onnx", ".pt2")
 TASKS = (*KINDS, "regression")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from favour.confidence import check_level
+from favour.belief.confidence import check_level
 from favour.errors import InvalidValue
 
 

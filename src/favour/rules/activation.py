@@ -9,8 +9,8 @@ For y = f(x), x ~ N(μ, v) marginally, all three modes have m = E[f(x)]:
 | `taylor`  | f′(μ)           | 0                  |
 
 `price` gets the marginal variance right and, by Price's theorem, the covariance between two entries to first order in
-it. The functions and their moments are in `favour.scalar` and `favour.moments`; this file only says which overload is
-which.
+it. The functions and their moments are in `favour.scalar` and `favour.scalar.moments`; this file only says which
+overload is which.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from favour import scalar
 from favour.errors import UnsupportedOperation
 from favour.rules.registry import elementwise, pointwise_surrogate, rule
 from favour.surrogate import Surrogate
-from favour.value import Context, Value
+from favour.surrogate.value import Context, Value
 
 aten = torch.ops.aten
 

@@ -20,7 +20,7 @@ from favour.rules.products import divide, multiply
 from favour.rules.registry import rule
 from favour.rules.shape import broadcast
 from favour.surrogate import LinearMap, Surrogate, compose, scaling, structural
-from favour.value import Context, Value, mean_of
+from favour.surrogate.value import Context, Value, mean_of
 
 aten = torch.ops.aten
 

@@ -1,4 +1,4 @@
-"""Softmax and log-softmax; attention is made of them and of matrix products (`favour.capture.decompose`).
+"""Softmax and log-softmax; attention is made of them and of matrix products (`favour.passes.normalise.decompose`).
 
 For p = softmax(μ) and Σ = diag(λ) + UUᵀ the covariance along the axis, the Hessian of p_i gives to second order
 
@@ -45,7 +45,7 @@ from favour.errors import UnsupportedOperation
 from favour.rules.registry import rule
 from favour.surrogate import DiagonalNoise, LinearMap, Surrogate, compose, scaling, weighted_sum
 from favour.surrogate.jacobian import DiagonalPlusLowRank
-from favour.value import Context, Value
+from favour.surrogate.value import Context, Value
 
 aten = torch.ops.aten
 

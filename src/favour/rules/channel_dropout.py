@@ -33,7 +33,7 @@ from favour.rules.registry import rule
 from favour.surrogate import DiagonalNoise, ImageNoise, Noise, Surrogate, identity, products, scaling
 from favour.surrogate.channels import ChannelCovariance, Fallen, Scaled
 from favour.surrogate.matrices import Contraction
-from favour.value import Context, Value, mean_of
+from favour.surrogate.value import Context, Value, mean_of
 
 aten = torch.ops.aten
 

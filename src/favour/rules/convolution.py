@@ -53,7 +53,7 @@ from favour.surrogate import (
 )
 from favour.surrogate.channels import ChannelCovariance
 from favour.surrogate.convolution import Convolution, Geometry
-from favour.value import Context, Value, Weight, mean_of
+from favour.surrogate.value import Context, Value, Weight, mean_of
 
 aten = torch.ops.aten
 Sizes = int | Sequence[int]

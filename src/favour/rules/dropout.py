@@ -23,7 +23,7 @@ from torch import Tensor
 from favour.errors import InvalidValue
 from favour.rules.registry import rule
 from favour.surrogate import DiagonalNoise, Surrogate, identity, partners
-from favour.value import Context, Value, mean_of
+from favour.surrogate.value import Context, Value, mean_of
 
 aten = torch.ops.aten
 

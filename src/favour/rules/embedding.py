@@ -8,7 +8,7 @@ same random row twice: with f(t) the first position of token i_t,
 Several lookups in one table share rows the same way: f(t) looks through the earlier lookups first. A table that is
 also a layer's weight (an output layer tied with the embedding), or whose entries are correlated, keeps its draws in
 weight space, n_t = (Rz)[i_t] with Rz the whole table (`weight_space`): as many numbers as the table has for each
-covector and input. A bag of embeddings is a lookup and a sum (`favour.capture.decompose`).
+covector and input. A bag of embeddings is a lookup and a sum (`favour.passes.normalise.decompose`).
 
 **An added parameter**, y = x + p with p ~ N(p̄, diag σ²) (positions, biases): n = σ ∘ z, broadcast to y like p itself.
 
@@ -37,7 +37,7 @@ from favour.surrogate import (
     partners,
     structural,
 )
-from favour.value import Context, Value, Weight
+from favour.surrogate.value import Context, Value, Weight
 
 aten = torch.ops.aten
 

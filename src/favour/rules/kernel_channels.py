@@ -31,7 +31,7 @@ from favour.surrogate import LatentNoise, LinearMap, compose, scaling
 from favour.surrogate.channels import ChannelCovariance, Lag, inside, shifted
 from favour.surrogate.convolution import Convolution, Geometry
 from favour.surrogate.matrices import passing
-from favour.value import Value
+from favour.surrogate.value import Value
 
 
 @dataclass

@@ -62,7 +62,7 @@ from favour.surrogate import (
     partners,
 )
 from favour.surrogate.matrices import Kept, Matrix
-from favour.value import Context, Value, Weight, mean_of
+from favour.surrogate.value import Context, Value, Weight, mean_of
 
 aten = torch.ops.aten
 

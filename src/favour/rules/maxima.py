@@ -1,7 +1,7 @@
 """Maxima: max pooling, global maxima, and both right behind dropout.
 
 **Gaussian entries.** y = max_i x_i over a window, by Clark's formulas along the entries with the skewness of the
-partial results (`favour.moments.maxima`):
+partial results (`favour.scalar.moments.maxima`):
 
     m = E[y],   G_i = E[∂y/∂x_i], the probability that x_i is the largest,   N = Var y − G Σ Gᵀ ≥ 0,
 
@@ -11,7 +11,7 @@ carried, what is known of the covariances within channels (`favour.surrogate.cha
 outputs for up to 3 × 3, of channels that fall together for any window.
 
 **Behind dropout** the largest of a window is there or not, and then the second largest steps in: nothing Gaussian. The
-two operations, and a ReLU around them, are one (`favour.capture.commuting` finds them), y = max_i D_i x_i or
+two operations, and a ReLU around them, are one (`favour.passes.normalise.commuting` finds them), y = max_i D_i x_i or
 max(0, max_i D_i x_i) with D_i ∈ {0, 1/q}, and
 
     m = E[y],   G_i = E[∂y/∂x_i] = E[D_i·1(i is the largest)],   N = Var y − G Σ Gᵀ
@@ -37,12 +37,12 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.moments.maxima import ABSENT, Covariances, Dropped, Law, largest, largest_dropped, without_floor
 from favour.rules.registry import rule
 from favour.rules.windows import Box, Sizes, Windows, adaptive_windows, pool_windows
+from favour.scalar.moments.maxima import ABSENT, Covariances, Dropped, Law, largest, largest_dropped, without_floor
 from favour.surrogate import DiagonalNoise, LatentNoise, LinearMap, Noise, Surrogate, compose, structural
 from favour.surrogate.channels import ChannelCovariance, Mapped
-from favour.value import Context, Value
+from favour.surrogate.value import Context, Value
 
 aten = torch.ops.aten
 

@@ -3,7 +3,7 @@
     y = p for every input of the batch,    m = p̄,    N = diag(σ²) (and columns of draws shared between layers).
 
 Norm weights, scales, class tokens and position tables go through the rules of the operations that read them.
-`favour.capture.drawn` puts this operation into the graph.
+`favour.passes.normalise.drawn` puts this operation into the graph.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from favour.errors import UnsupportedOperation
 from favour.posterior import Diagonal
 from favour.rules.registry import rule
 from favour.surrogate import DiagonalNoise, Noise, Surrogate, constant_between, factor_noise
-from favour.value import Context, Weight, mean_of
+from favour.surrogate.value import Context, Weight, mean_of
 
 _LIBRARY = torch.library.Library("favour", "FRAGMENT")
 _LIBRARY.define("drawn(Tensor parameter, Tensor like, bool squeeze=False) -> Tensor")

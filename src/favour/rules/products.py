@@ -48,7 +48,7 @@ from favour.surrogate import (
     scaling,
 )
 from favour.surrogate.matrices import FOLD, Contraction
-from favour.value import Context, Value, Weight, mean_of
+from favour.surrogate.value import Context, Value, Weight, mean_of
 
 aten = torch.ops.aten
 

@@ -22,7 +22,7 @@ from favour.errors import UnsupportedOperation
 from favour.rules.registry import linear_map, rule
 from favour.rules.shape import _expand, _permuting, _pieces, _swap, broadcast, cat
 from favour.surrogate import LinearMap, Sum, Surrogate, compose, identity, scaling, structural
-from favour.value import Context, Value, mean_of
+from favour.surrogate.value import Context, Value, mean_of
 
 aten = torch.ops.aten
 

@@ -30,7 +30,7 @@ from favour.surrogate import (
     stored,
 )
 from favour.surrogate.channels import ChannelCovariance, Scaled
-from favour.value import Context, Value
+from favour.surrogate.value import Context, Value
 
 Exactness = Literal["exact", "moment-matched", "linearised", "refused"]
 

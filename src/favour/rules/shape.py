@@ -20,7 +20,7 @@ from torch import Tensor
 from favour.errors import UnsupportedOperation
 from favour.rules.registry import deterministic, linear_map, rule
 from favour.surrogate import LinearMap, Surrogate, compose, identity, structural
-from favour.value import Context, Value, mean_of
+from favour.surrogate.value import Context, Value, mean_of
 
 aten = torch.ops.aten
 

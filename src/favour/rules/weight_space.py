@@ -31,7 +31,7 @@ from torch import Tensor
 from favour.posterior import Diagonal, Full, Gaussian, Kronecker, Rotated, Rows
 from favour.posterior.gaussians import psd_root
 from favour.surrogate import DiagonalNoise, LatentNoise, Noise, partners
-from favour.value import Context, Weight
+from favour.surrogate.value import Context, Weight
 
 Map = Callable[[Tensor], Tensor]
 

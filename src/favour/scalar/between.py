@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from favour.moments.piecewise import piecewise_linear, relu
-from favour.moments.record import Number, widen
+from favour.graph.tracing import constant
 from favour.scalar.function import ScalarFunction
+from favour.scalar.moments.piecewise import piecewise_linear, relu
+from favour.scalar.moments.record import Number, widen
 from favour.surrogate import partners
-from favour.tracing import constant
 
 
 def safe_root(v: Tensor) -> Tensor:
@@ -85,11 +85,18 @@ def _smooth(f: ScalarFunction, mean: Tensor, sigma: Tensor, ramps: list[tuple[Nu
 def hermite(f: ScalarFunction, mean: Tensor, variance: Tensor) -> list[Tensor]:
     """α₂ … α_K of f at x ~ N(mean, variance).
 
+    What is linearised has a domain that quadrature leaves, and its remainder is its second order,
+    α₂ = σ²f″(μ)/√2.
+
     f less a ramp J(x − t)⁺ for every kink t, where its slope jumps by J, is smooth enough for Gauss–Hermite quadrature;
     the ramps have α_k = J σ φ(h) He_(k−2)(h)/√k! with h = (t − μ)/σ.
     """
     mean, variance, out = widen(mean, variance)
     sigma = torch.sqrt(variance.clamp_min(torch.finfo(mean.dtype).eps ** 2))
+    if f.exactness == "linearised":
+        bend = torch.zeros_like(mean) if f.curvature is None else f.curvature(mean, variance)
+        second = torch.where(variance > 0, variance * bend / math.sqrt(2), 0.0).to(out)
+        return [second, *[torch.zeros_like(second)] * (ORDER - 2)]
     near = torch.finfo(mean.dtype).eps ** 0.5
     ramps = [(t, _slope(f, mean, t + near) - _slope(f, mean, t - near)) for t in f.kinks]
     alphas = _smooth(f, mean, sigma, ramps)

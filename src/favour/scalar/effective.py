@@ -30,8 +30,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from favour.moments import Moments
 from favour.scalar.function import ScalarFunction
+from favour.scalar.moments import Moments
 from favour.surrogate import EffectiveDraw
 
 _STEPS = 8  # of Newton's method, from above the root of a convex function

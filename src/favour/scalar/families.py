@@ -13,9 +13,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from favour import moments as gauss
-from favour.moments import Function, Kinks, Line, Moments, Number
+from favour.scalar import moments as gauss
 from favour.scalar.function import ScalarFunction
+from favour.scalar.moments import Function, Kinks, Line, Moments, Number
 
 
 def piecewise(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from favour.errors import InvalidValue
-from favour.moments import Function, Moments, Number, widen
+from favour.scalar.moments import Function, Moments, Number, widen
 
 Exactness = Literal["exact", "moment-matched", "linearised"]
 

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from favour import moments as gauss
 from favour.errors import InvalidValue
-from favour.moments import Function, Moments, Number
+from favour.scalar import moments as gauss
 from favour.scalar.families import integrated, piecewise, rescaled
 from favour.scalar.function import ScalarFunction
+from favour.scalar.moments import Function, Moments, Number
 
 
 def affine(scale: Number = 1.0, shift: Number = 0.0) -> ScalarFunction:

@@ -6,10 +6,10 @@ from functools import partial
 
 import torch
 
-from favour import moments as gauss
-from favour.moments import Function
+from favour.scalar import moments as gauss
 from favour.scalar.families import delta
 from favour.scalar.function import ScalarFunction
+from favour.scalar.moments import Function
 
 
 def tan() -> ScalarFunction:

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from favour import moments as gauss
 from favour.errors import InvalidValue
-from favour.moments import Moments
+from favour.scalar import moments as gauss
 from favour.scalar.families import integrated, rescaled, saturating
 from favour.scalar.function import ScalarFunction
+from favour.scalar.moments import Moments
 
 
 def sigmoid() -> ScalarFunction:

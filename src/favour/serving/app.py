@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 import favour
 from favour.errors import CorruptFile, InvalidValue
-from favour.exported import Exported, load_exported
+from favour.exporting.exported import Exported, load_exported
 from favour.extras import require
 from favour.serving.batching import Arrays, Batcher, Stopped
 from favour.serving.gate import LOCAL, Gate, Hosts

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 import favour
-from favour.report.style import PALETTE
+from favour.pages import PALETTE
 
 STATUSES = {
     400: "The body is not JSON, or the request is not HTTP.",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from favour.report.style import PALETTE
+from favour.pages import PALETTE
 from favour.serving.script import SCRIPT
 
 STYLE = """

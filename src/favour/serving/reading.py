@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from favour.errors import FavourError
-from favour.exported import Exported, Port
+from favour.exporting.exported import Exported, Port
 from favour.serving.limits import GRACE, UNCOUNTED, Held, Limits
 from favour.serving.refusals import Gone, Refused, shortened
 

@@ -35,7 +35,7 @@ from torch import Tensor
 from favour.surrogate.carried import Carried, find
 from favour.surrogate.linear_map import Factor, Generic, LinearMap, Scaling, Unavailable, compose
 from favour.surrogate.noise import DiagonalNoise
-from favour.value import Value
+from favour.surrogate.value import Value
 
 Lag = tuple[int, ...]
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from favour.surrogate.linear_map import Factor, LinearMap, Scaling, Unavailable
+from favour.surrogate.linear_map import Factor, LinearMap, Unavailable, meet
 from favour.surrogate.matrices import Kept, passing
 
 aten = torch.ops.aten
@@ -116,10 +116,10 @@ class Convolution(LinearMap):
         return Convolution(self.geometry, self.kept, self.space, self.n * n)
 
     def hadamard(self, other: LinearMap) -> LinearMap | Unavailable:
-        if isinstance(other, Scaling):
+        if isinstance(other, LowRankConvolution):
             return other.hadamard(self)
         if not isinstance(other, Convolution) or other.geometry != self.geometry:
-            return Unavailable(f"{self} has no product with {other}")
+            return meet(self, other)
         if other.kept is self.kept:
             return Convolution(self.geometry, self.kept, self.space, self.n + other.n)
         product = self.kernel * other.kernel

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from favour.surrogate.linear_map import Factor, LinearMap, Rows, Unavailable
+from favour.surrogate.linear_map import Factor, LinearMap, Rows, Unavailable, meet
 
 
 class DiagonalPlusLowRank(LinearMap):
@@ -54,7 +54,7 @@ class DiagonalPlusLowRank(LinearMap):
 
     def hadamard(self, other: LinearMap) -> LinearMap | Unavailable:
         if other.__class__ is not DiagonalPlusLowRank or not self._agrees(other):
-            return Unavailable(f"{self} has no product with {other}")
+            return meet(self, other)
         assert isinstance(other, DiagonalPlusLowRank)
         mine, theirs = list(zip(self.left, self.right, strict=True)), list(zip(other.left, other.right, strict=True))
         diag = self.diag * other.diag

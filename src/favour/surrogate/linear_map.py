@@ -176,7 +176,15 @@ def scaled(d: Tensor, factor: Factor) -> Tensor:
 
 def taken(factor: Factor, take: Rows, like: Tensor) -> Factor:
     """A factor of a map for other inputs, see `LinearMap.rows`; it broadcasts to what `like` is an empty fold of."""
-    return take(factor) if isinstance(factor, Tensor) and factor.ndim == like.ndim - 1 else factor
+    each = isinstance(factor, Tensor) and factor.ndim == like.ndim - 1 and factor.shape[0] != 1
+    return take(factor) if each else factor  # type: ignore[arg-type]
+
+
+def meet(G: LinearMap, H: LinearMap) -> LinearMap | Unavailable:
+    """G∘H for a G that does not know H: the product is symmetric, and scaled maps and diagonals meet every kind."""
+    if isinstance(H, Scaling) or (isinstance(H, Composition) and H.scaled):
+        return H.hadamard(G)
+    return Unavailable(f"{G} has no product with {H}")
 
 
 def _partner(t: Tensor, q: int, a: int) -> Tensor:
@@ -264,12 +272,23 @@ class Composition(LinearMap):
         return self.outer.square(self.inner.square(v)) if self._one_path else super().square(v)
 
     @property
+    def scaled(self) -> bool:
+        """A map between or behind factors."""
+        return isinstance(self.outer, Scaling) or isinstance(self.inner, Scaling)
+
+    @property
     def _one_path(self) -> bool:
         return self.outer.one_per_row or self.inner.one_per_column
 
     def hadamard(self, other: LinearMap) -> LinearMap | Unavailable:
-        if not isinstance(other, Composition):
-            return Unavailable(f"{self} has no product with {other}")
+        if isinstance(self.outer, Scaling):  # (SA)∘H = S(A∘H)
+            made = self.inner.hadamard(other)
+            return made if isinstance(made, Unavailable) else made.scaled_after(self.outer.factor)
+        if isinstance(self.inner, Scaling):
+            made = self.outer.hadamard(other)
+            return made if isinstance(made, Unavailable) else made.scaled_before(self.inner.factor)
+        if not isinstance(other, Composition) or other.scaled:
+            return meet(self, other)
         if not self._one_path:
             return Unavailable(f"an entry of {self} has several paths")
         outer, inner = self.outer.hadamard(other.outer), self.inner.hadamard(other.inner)
@@ -283,6 +302,20 @@ class Composition(LinearMap):
         if isinstance(outer, Unavailable):
             return outer
         return inner if isinstance(inner, Unavailable) else Composition(outer, inner)
+
+    def scaled_after(self, factor: Factor) -> LinearMap:
+        return Composition(self.outer.scaled_after(factor), self.inner)
+
+    def scaled_before(self, factor: Factor) -> LinearMap:
+        return Composition(self.outer, self.inner.scaled_before(factor))
+
+    def diagonal(self) -> Factor | Unavailable:
+        if not self.scaled:
+            return super().diagonal()
+        factor, G = (self.outer, self.inner) if isinstance(self.outer, Scaling) else (self.inner, self.outer)
+        assert isinstance(factor, Scaling)
+        theirs = G.diagonal()
+        return theirs if isinstance(theirs, Unavailable) else factor.factor * theirs
 
     def low_rank(self, q: int) -> LinearMap:
         return Composition(self.outer.low_rank(q), self.inner.low_rank(q))

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from favour.surrogate.linear_map import Factor, LinearMap, Rows, Scaling, Unavailable
+from favour.surrogate.linear_map import Factor, LinearMap, Rows, Unavailable, meet
 
 FOLD = "Z"
 
@@ -100,7 +100,7 @@ class Matrix(LinearMap):
 
     def hadamard(self, other: LinearMap) -> LinearMap | Unavailable:
         if not isinstance(other, Matrix):
-            return other.hadamard(self) if isinstance(other, Scaling) else Unavailable(f"{self} and {other} do not fit")
+            return other.hadamard(self) if isinstance(other, LowRankMatrix) else meet(self, other)
         if other.kept is self.kept:
             return Matrix(self.kept, self.n + other.n)
         product = self.weight * other.weight
@@ -184,7 +184,7 @@ class Contraction(LinearMap):
     def hadamard(self, other: LinearMap) -> LinearMap | Unavailable:
         if isinstance(other, Contraction) and (self.ia, self.ib, self.io) == (other.ia, other.ib, other.io):
             return self._with(self.y * other.y)
-        return Unavailable(f"{self} has no product with {other}")
+        return meet(self, other)
 
     def rows(self, take: Rows, like: Tensor) -> LinearMap:
         if self.alike:
@@ -216,7 +216,7 @@ class Separable(LinearMap):
     def hadamard(self, other: LinearMap) -> LinearMap | Unavailable:
         if isinstance(other, Separable) and len(other.matrices) == len(self.matrices):
             return Separable([a * b for a, b in zip(self.matrices, other.matrices, strict=True)])
-        return Unavailable(f"{self} has no product with {other}")
+        return meet(self, other)
 
 
 def _along_axes(t: Tensor, matrices: Sequence[Tensor]) -> Tensor:

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from favour.surrogate.linear_map import Factor, LinearMap, Rows, Unavailable, scaled, taken
+from favour.surrogate.linear_map import Factor, LinearMap, Rows, Unavailable, meet, scaled, taken
 
 Act = Callable[[Tensor], Tensor]
 
@@ -149,8 +149,13 @@ class Sum(LinearMap):
 
     def hadamard(self, other: LinearMap) -> LinearMap | Unavailable:
         if not isinstance(other, Sum) or len(other.parts) != len(self.parts):
-            return Unavailable(f"{self} has no product with {other}")
+            return meet(self, other)
         made = [one.hadamard(two) for one, two in zip(self.parts, other.parts, strict=True)]
+        refused = next((m for m in made if isinstance(m, Unavailable)), None)
+        return refused or Sum(*[m for m in made if isinstance(m, LinearMap)])
+
+    def rows(self, take: Rows, like: Tensor) -> LinearMap | Unavailable:
+        made = [part.rows(take, like) for part in self.parts]
         refused = next((m for m in made if isinstance(m, Unavailable)), None)
         return refused or Sum(*[m for m in made if isinstance(m, LinearMap)])
 
@@ -203,7 +208,7 @@ class Routing(LinearMap):
     def hadamard(self, other: LinearMap) -> LinearMap | Unavailable:
         if isinstance(other, Routing) and other.windows == self.windows:
             return Routing(self.windows, [a * b for a, b in zip(self.weights, other.weights, strict=True)])
-        return Unavailable(f"{self} and {other} have other windows")
+        return meet(self, other)
 
     def rows(self, take: Rows, like: Tensor) -> LinearMap:
         return Routing(self.windows, [take(w) for w in self.weights])

@@ -1,0 +1,165 @@
+"""A predictor as a classifier: its logits, and probabilities that are taken once.
+
+Networks end in logits or in the probabilities made of them. What of the two a predictor returns is read off its graph
+(`favour.passes.normalise.ending`):
+
+    logits                      p = E[link(z)], link a softmax or sigmoid
+    link(logits), or its log    the same of z: a second predictor of the graph without the link answers
+    probabilities in [0, 1]     p = their mean, as they are
+
+A graph that ends in something else, a quotient say, may still return probabilities: its values tell, in eager code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from favour.belief import Belief
+from favour.classify import head, predictive
+from favour.classify.simplex import GIVEN, LOOSE, as_given, sums_to_one
+from favour.errors import InvalidValue, UnsupportedOperation
+from favour.passes.normalise.ending import SOFTMAX, Ending, ending, without_links
+
+if TYPE_CHECKING:
+    from favour.predictor import Predictor
+
+_NO_LOGITS = (
+    "the model returns probabilities that are no softmax or sigmoid of numbers in its graph, so there are no logits. "
+    "Compile the part of it that makes logits: favour.compile(model, x, at='name of that module')."
+)
+
+
+def ending_of(predict: Predictor) -> Ending:
+    """What the predictor's one output is; unknown for several."""
+    known = predict._ending
+    if known is None or known[0] is not predict.graph:
+        known = predict.graph, ending(predict.graph) if len(predict.graph.outputs) == 1 else Ending()
+        predict._ending = known
+    return known[1]
+
+
+def classifier(predict: Predictor) -> Predictor:
+    """The predictor to ask for class scores: without the link its outputs end in, and, where `auto` compressed very
+    many outputs, one that follows what a softmax sees of them."""
+    if not predict._as_classes:
+        graph, by = without_links(predict.graph), predict
+        if graph is not None:
+            settings = predict.settings
+            if isinstance(settings.directions, Tensor):  # of the outputs, not of the logits
+                settings = replace(settings, directions=None)
+            by = predict._twin(graph, settings)
+            by.prepare()
+        choice = by.choice
+        if choice is None:
+            return by
+        if by.settings.method == "auto" and choice.method == "dplr":
+            by = predict._twin(by.graph, replace(by.settings, task="classification"))
+            by.prepare()
+        predict._as_classes.append(by)
+    return predict._as_classes[0]
+
+
+def logits(predict: Predictor, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    """`Predictor.logits`."""
+    end = ending_of(predict)
+    if end.within and end.logits is None:
+        raise UnsupportedOperation(_NO_LOGITS)
+    belief = classifier(predict)(*args, **kwargs)
+    if isinstance(belief, Belief) and not end.linear and end.link is None and _sums(belief):
+        raise UnsupportedOperation(_NO_LOGITS)
+    return belief
+
+
+def draws(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | None) -> Tensor:
+    """`Predictor.draws`."""
+    end = ending_of(predict)
+    if end.within and end.logits is None:
+        raise UnsupportedOperation(_NO_LOGITS)
+    return head.draws(classifier(predict), args, kwargs, n)
+
+
+def natural_kind(end: Ending, event: tuple[int, ...], kind: str | None) -> str | None:
+    """What the outputs are, by the link they end in; `kind` where there is none."""
+    if end.link is None:
+        return kind
+    single = event in ((), (1,))
+    if end.link == SOFTMAX:
+        fitting: tuple[str, ...] = ("softmax",)
+    else:
+        fitting = ("binary", "multilabel", "ordinal") if single else ("multilabel", "ordinal")
+    if kind in (None, GIVEN):
+        return fitting[0]
+    if kind in predictive.KINDS and kind not in fitting:
+        raise InvalidValue(
+            f"kind {kind!r} was asked for, and the model ends in a {end.link}: its outputs are probabilities of kind "
+            f"{' or '.join(map(repr, fitting))} already. Leave `kind` out; to take a further {kind!r} of them on "
+            f"purpose use favour.probabilities(predict(x), kind={kind!r})."
+        )
+    return kind
+
+
+def reading(end: Ending, belief: Belief, kind: str | None) -> tuple[str | None, bool]:
+    """How outputs belong together, and whether they are probabilities already; kind None for one number's regression.
+
+    Reads values, so for eager code; `kind` is the user's, or None.
+    """
+    event = tuple(belief.event_shape)
+    if end.logits is not None:
+        return natural_kind(end, event, kind), False
+    given = end.within or (not end.linear and kind in (None, "softmax") and _sums(belief))
+    if kind is None and event not in ((), (1,)) and given:
+        kind = "softmax" if end.sums or sums_to_one(belief.mean, LOOSE) else "multilabel"
+    return kind, given
+
+
+def probabilities(
+    predict: Predictor, args: tuple, kwargs: Mapping[str, Any], kind: str | None, estimator: str, n: int | None
+) -> Tensor:
+    """`Predictor.probabilities`."""
+    by, kind, given = resolved(predict, args, kwargs, kind)
+    if given is not None:
+        drawn = (
+            head.probabilities(by, args, kwargs, GIVEN, estimator, n) if n is not None or estimator == "head" else None
+        )
+        return as_given(given.mean if drawn is None else drawn, kind, ending_of(predict).sums)
+    return head.probabilities(by, args, kwargs, kind, estimator, n)
+
+
+def divergence(
+    predict: Predictor, args: tuple, kwargs: Mapping[str, Any], kind: str | None, estimator: str, n: int | None
+) -> Tensor:
+    """`Predictor.jsd`."""
+    by, kind, given = resolved(predict, args, kwargs, kind)
+    if given is not None:
+        raise UnsupportedOperation(_NO_LOGITS)
+    return head.divergence(by, args, kwargs, kind, estimator, n)
+
+
+def resolved(
+    predict: Predictor, args: tuple, kwargs: Mapping[str, Any], kind: str | None
+) -> tuple[Predictor, str | None, Belief | None]:
+    """Whom to ask for logits, of which kind they are, and the belief where the outputs are used as they are."""
+    end = ending_of(predict)
+    if end.logits is not None:
+        shape = predict.graph.outputs[0].shape
+        return classifier(predict), natural_kind(end, tuple(shape[1:]), kind), None
+    if end.within or kind == GIVEN:
+        belief = predict(*args, **kwargs)
+        predictive.check_belief(belief)
+        return predict, kind, belief
+    if not end.linear and kind in (None, "softmax"):  # its values say what it is
+        if torch.compiler.is_compiling():
+            return classifier(predict), kind, None
+        belief = predict(*args, **kwargs)
+        if isinstance(belief, Belief) and _sums(belief):
+            return predict, kind, belief
+    return classifier(predict), kind, None
+
+
+def _sums(belief: Belief) -> bool:
+    return not torch.compiler.is_compiling() and len(belief.event_shape) == 1 and sums_to_one(belief.mean)

@@ -1,0 +1,1 @@
+"""`favour demo`: a small classifier of handwritten digits, predicted three ways, and a page about it."""

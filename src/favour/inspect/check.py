@@ -1,0 +1,277 @@
+"""`favour.check`: the belief against fresh samples of the network itself, on the user's own inputs.
+
+`favour.inspect.agreement` says how errors are measured, with the samples' own error subtracted. Beside them
+
+    ranking              Spearman's correlation over inputs of tr Σ with tr S
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from favour.belief import Belief
+from favour.belief.covariance import flatten_event
+from favour.errors import InvalidValue
+from favour.graph.capture import split_example
+from favour.inspect.agreement import OUTPUTS, Tally
+from favour.inspect.live import live_difference
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from favour.predictor import Predictor
+
+# What counts as small: a mean off by .15 standard deviations, a covariance as good as that of some 200 samples.
+MEAN_ERROR, COVARIANCE_ERROR, RANKING = 0.15, 0.15, 0.9
+
+APART = 5.0  # a z-score beyond this is no accident, even among thousands
+
+_HELD = 2**23  # draws times outputs held at once
+
+
+@dataclass(frozen=True)
+class Worst:
+    """One entry of the ranked list: an input, an output, what is off there, and by how much."""
+
+    row: int
+    output: tuple[int, ...]
+    quantity: str  # "mean" or "stddev"
+    predicted: float
+    sampled: float
+    z: float
+
+    def __str__(self) -> str:
+        where = f"input {self.row}, output {', '.join(map(str, self.output)) or '–'}"
+        return f"{where}: {self.quantity} {self.predicted:.4g}, samples {self.sampled:.4g} (z = {self.z:+.1f})"
+
+
+@dataclass(frozen=True)
+class Check:
+    """What `favour.check` found. Print it, or read its fields.
+
+    Attributes:
+        verdict: One of `"trust it"`, `"trust the ranking only"`, `"use more rank"`, `"don't"` and, where nothing is
+            uncertain, `"nothing to trust"`.
+        reason: Why, in a sentence.
+        n: Number of draws.
+        mean, stddev: The belief's, (B, *event).
+        sampled_mean, sampled_stddev: The draws', (B, *event).
+        mean_z, variance_z: z-scores, (B, *event).
+        mean_error, variance_error, covariance_error: Sizes of the errors, sampling error subtracted; see the module.
+        covariance_errors: The last for each input, (B,).
+        ranking: Correlation over inputs of predicted and sampled total variance; None for fewer than five inputs.
+    """
+
+    verdict: str
+    reason: str
+    n: int
+    mean: Tensor = field(repr=False)
+    stddev: Tensor = field(repr=False)
+    sampled_mean: Tensor = field(repr=False)
+    sampled_stddev: Tensor = field(repr=False)
+    mean_z: Tensor = field(repr=False)
+    variance_z: Tensor = field(repr=False)
+    mean_error: float
+    variance_error: float
+    covariance_error: float
+    covariance_errors: Tensor = field(repr=False)
+    ranking: float | None
+
+    def worst(self, k: int = 5) -> list[Worst]:
+        """The k largest |z|, of means and standard deviations together, largest first."""
+        z = torch.stack([self.mean_z, self.variance_z]).flatten(1)  # (2, B·event)
+        order = z.abs().flatten().argsort(descending=True)[:k]
+        found = []
+        for i in order.tolist():
+            kind, place = divmod(i, z.shape[1])
+            index = tuple(int(j) for j in torch.unravel_index(torch.tensor(place), self.mean_z.shape))
+            pair = (self.stddev, self.sampled_stddev) if kind else (self.mean, self.sampled_mean)
+            name = "stddev" if kind else "mean"
+            predicted, sampled = (t[index].item() for t in pair)
+            found.append(Worst(index[0], index[1:], name, predicted, sampled, z[kind, place].item()))
+        return found
+
+    def worst_inputs(self, k: int = 5) -> list[int]:
+        """The inputs with the largest covariance error, largest first."""
+        return self.covariance_errors.argsort(descending=True)[:k].tolist()
+
+    def __str__(self) -> str:
+        ranking = "" if self.ranking is None else f"; ranking of inputs by variance: correlation {self.ranking:.3f}"
+        lines = [
+            f"Verdict: {self.verdict}. {self.reason}",
+            f"Against {self.n} samples of {len(self.mean)} inputs: mean off by {self.mean_error:.3f} standard "
+            f"deviations, variances by {self.variance_error:.1%}, covariances by {self.covariance_error:.1%}{ranking}.",
+            "Largest differences:",
+            *(f"  {entry}" for entry in self.worst()),
+        ]
+        return "\n".join(lines)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Predicted against sampled standard deviations; see `favour.plots.check`."""
+        from favour.inspect import plots
+
+        return plots.check(self, ax)
+
+
+def check(
+    predict: Predictor, x: Any, n: int = 1000, generator: torch.Generator | None = None, output: int | None = None
+) -> Check:
+    """Compare a predictor's belief with n fresh samples of its network.
+
+    Args:
+        predict: From `favour.compile`.
+        x: Inputs as for `favour.compile`: a tensor, a tuple of arguments or a dict of keyword arguments.
+        n: Number of draws, at least 10. Errors below about √(2/n) of a variance are invisible.
+        generator: Makes the draws reproducible.
+        output: Which output to check, where the model has several (counted after flattening its structure).
+
+    Returns:
+        A `Check`; print it.
+
+    Example:
+        >>> from torch import nn
+        >>> import favour
+        >>> model = nn.Sequential(nn.Dropout(0.5), nn.Linear(50, 2))
+        >>> predict = favour.compile(model, torch.randn(4, 50))
+        >>> favour.check(predict, torch.randn(8, 50), n=500).verdict
+        'trust it'
+    """
+    if n < 10:
+        raise InvalidValue(f"`n` is {n}; at least 10 draws are required for a z-score, and 1000 are better.")
+    args, kwargs = split_example(x)
+    with torch.no_grad():
+        difference = live_difference(predict, args, kwargs) if hasattr(predict, "graph") else None
+        leaves = _leaves(predict(*args, **kwargs))
+        place = _chosen(leaves, output)
+        belief: Belief = leaves[place]
+        if belief.batch_size == 0:
+            raise InvalidValue("`x` is an empty batch; there is nothing to compare.")
+        outputs = max(1, belief.event_shape.numel())
+        rows = max(1, _HELD // (n * min(outputs, OUTPUTS)))
+        parts = []
+        for first in range(0, belief.batch_size, rows):
+            part = slice(first, first + rows)
+            some_args, some_kwargs = pytree.tree_map(lambda t, part=part: _rows(t, part, belief), (args, kwargs))
+            tally = Tally(belief[part])
+            together = max(1, _HELD // (outputs * tally.belief.batch_size))
+            while tally.n < n:
+                count = min(together, n - tally.n)
+                tally.add(_leaves(predict.sample(*some_args, n=count, generator=generator, **some_kwargs))[place])
+            parts.append(tally.statistics())
+    found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return _judged(predict, belief, n, found, difference)
+
+
+def _rows(t: Any, part: slice, belief: Belief) -> Any:
+    return t[part] if isinstance(t, Tensor) and t.ndim and t.shape[0] == belief.batch_size else t
+
+
+def _leaves(result: Any) -> list[Any]:
+    return pytree.tree_leaves(result, is_leaf=lambda t: isinstance(t, Belief))
+
+
+def _chosen(leaves: list[Any], output: int | None) -> int:
+    beliefs = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Belief)]
+    if output is None and len(beliefs) != 1:
+        raise InvalidValue(f"the model has {len(beliefs)} outputs; choose one with `output`, out of {beliefs}.")
+    place = beliefs[0] if output is None else output
+    if place not in beliefs:
+        raise InvalidValue(f"`output` is {output}; the model's outputs with a belief are {beliefs}.")
+    return place
+
+
+def _judged(
+    predict: Predictor, belief: Belief, n: int, found: dict[str, Tensor], difference: str | None = None
+) -> Check:
+    variance = found["sampled_stddev"].square()
+    live = variance > 0
+    excess = (found["mean_z"].square() - 1)[live] / n
+    mean_error = _root(excess.mean()) if len(excess) else 0.0
+    relative = (found.pop("variance_gap") / variance.square())[live]
+    variance_error = _root(relative.mean()) if len(relative) else 0.0
+    size = found.pop("covariance_size")
+    excess = found.pop("covariance_gap") - found.pop("covariance_noise")
+    share = torch.where(size > 0, excess / torch.where(size > 0, size, 1), 0)
+    covariance_error = _root(share.mean())
+    totals = [flatten_event(found[name], 1).square().sum(-1) for name in ("stddev", "sampled_stddev")]
+    ranking = _spearman(*totals) if len(share) >= 5 else None
+
+    # Outputs that never vary in the samples have no relative error; the belief must be silent about them too.
+    silent = ~live & ((found["stddev"] > 0) | (found["mean_z"].abs() > 10))
+    small = mean_error <= MEAN_ERROR and covariance_error <= COVARIANCE_ERROR
+    ranked = ranking is not None and ranking >= RANKING
+    method = next(iter(predict._choices.values())).method if predict._choices else predict.settings.method
+    if difference is not None:
+        verdict = "don't"
+        reason = (
+            f"The predictor does not describe the model: {difference}. Call `predict.refresh()`, or compile the model "
+            "again; what follows is about the graph that was captured."
+        )
+    elif not live.any() and not silent.any():
+        verdict = "nothing to trust"
+        reason = (
+            "Nothing is uncertain: neither belief nor samples vary at these inputs, so every standard deviation is 0. "
+            "Give the model dropout that is not 0, a `posterior`, or inputs that are Beliefs."
+        )
+    elif small and not silent.any():
+        verdict, reason = "trust it", _agreement(found, live)
+    elif mean_error <= MEAN_ERROR and (method in ("dplr", "diag") or belief.directions is not None):
+        verdict = "use more rank"
+        lost = "more `directions`" if belief.directions is not None else "a larger `rank`, or method='adjoint'"
+        order = " The ranking of inputs holds." if ranked else ""
+        reason = (
+            f"Means are close, covariances are not, and method {method!r} forgets correlations: compile with "
+            f"{lost}.{order}"
+        )
+    elif ranked:
+        verdict = "trust the ranking only"
+        reason = "The numbers are off, but inputs are in the right order of uncertainty."
+    else:
+        verdict = "don't"
+        reason = "The belief does not describe this network's samples; use `predict.sample` instead."
+    fields = {name: t.to(belief.dtype) for name, t in found.items()}
+    return Check(
+        verdict,
+        reason,
+        n,
+        **fields,
+        mean_error=mean_error,
+        variance_error=variance_error,
+        covariance_error=covariance_error,
+        covariance_errors=share.clamp(min=0).sqrt().to(belief.dtype),
+        ranking=ranking,
+    )
+
+
+def _agreement(found: dict[str, Tensor], live: Tensor) -> str:
+    """Why a belief can be trusted: errors are small, whether or not so many samples can tell them from none."""
+    apart = [int((found[name][live].abs() > APART).sum()) for name in ("mean_z", "variance_z")]
+    limits = f"limits {MEAN_ERROR} standard deviations and {COVARIANCE_ERROR:.0%}"
+    if not any(apart):
+        return f"No difference from the samples is beyond chance (|z| > {APART:g}) at any input or output."
+    return (
+        f"Differences are small ({limits}), though not all are chance: {apart[0]} means and {apart[1]} variances of "
+        f"{int(live.sum())} differ by more than {APART:g} standard errors."
+    )
+
+
+def _root(x: Tensor) -> float:
+    return x.clamp(min=0).sqrt().item()
+
+
+def _spearman(a: Tensor, b: Tensor) -> float:
+    """Correlation of ranks, tied values sharing their mean rank."""
+
+    def ranks(t: Tensor) -> Tensor:
+        _, group, size = t.unique(return_inverse=True, return_counts=True)
+        last = size.cumsum(0).double()
+        return (last - (size - 1) / 2)[group]
+
+    ra, rb = (ranks(t) - (len(t) + 1) / 2 for t in (a, b))
+    norm = (ra.square().sum() * rb.square().sum()).sqrt()
+    return float((ra * rb).sum() / norm) if norm > 0 else 0.0

@@ -1,0 +1,1 @@
+"""Predictors as parts of other libraries."""

@@ -1,0 +1,141 @@
+"""HTML from values: numbers as text, tables, figures. Everything that is not markup already is escaped."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from html import escape
+
+DASH = "–"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number with that many significant digits, thousands separated; a dash for none.
+
+    >>> number(0.012345), number(1234.5), number(None)
+    ('0.0123', '1,234', '–')
+    """
+    if value is None:
+        return DASH
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(decimals, 9)}f}".replace("-", "−")
+
+
+def count(value: float | None) -> str:
+    """A number of samples or forward passes: two digits below ten, whole above.
+
+    >>> count(4.26), count(640.2), count(0.83)
+    ('4.3', '640', '0.83')
+    """
+    if value is None:
+        return DASH
+    if value == int(value):
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if value >= 9.95 else number(value, 2)
+
+
+def signed(value: float | None, digits: int = 2) -> str:
+    """With its sign."""
+    shown = number(value, digits)
+    return f"+{shown}" if value is not None and value > 0 else shown
+
+
+def seconds(value: float | None) -> str:
+    """A duration in the unit that suits it.
+
+    >>> seconds(0.0123), seconds(75.0), seconds(3e-5)
+    ('12.3 ms', '75.0 s', '30.0 µs')
+    """
+    if value is None:
+        return DASH
+    for limit, unit in ((1.0, 1.0), (1e-3, 1e-3)):
+        if value >= limit:
+            return f"{number(value / unit)} {'s' if unit == 1.0 else 'ms'}"
+    return f"{number(value / 1e-6)} µs"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words as a sentence has them.
+
+    >>> listed(["a", "b", "c"])
+    'a, b and c'
+    """
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
+def paragraph(text: str, kind: str = "") -> str:
+    return f"<p{_class(kind)}>{escape(text)}</p>"
+
+
+def heading(text: str) -> str:
+    return f"<h3>{escape(text)}</h3>"
+
+
+def bullets(sentences: Sequence[str]) -> str:
+    """A list; what stands between backticks is code."""
+    items = (re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(s)) for s in sentences)
+    return "<ul>" + "".join(f"<li>{item}</li>" for item in items) + "</ul>" if sentences else ""
+
+
+def reading(sentences: Sequence[str], warning: bool = False) -> str:
+    """The plain-language reading: one sentence a paragraph, several a list."""
+    if not sentences:
+        return ""
+    body = bullets(sentences) if len(sentences) > 2 else "".join(paragraph(s) for s in sentences)
+    return f'<div class="reading{" warning" if warning else ""}">{body}</div>'
+
+
+def cell(text: str, kind: str = "", markup: bool = False) -> str:
+    """A cell of a table body."""
+    return f"<td{_class(kind)}>{text if markup else escape(text)}</td>"
+
+
+def _class(kind: str) -> str:
+    return f' class="{kind}"' if kind else ""
+
+
+def row_head(text: str, rows: int = 1, kind: str = "") -> str:
+    span = f' rowspan="{rows}" scope="rowgroup"' if rows > 1 else ' scope="row"'
+    return f'<th class="{("left " + kind).strip()}"{span}>{escape(text)}</th>'
+
+
+def group_row(text: str, columns: int) -> str:
+    return f'<tr class="group"><th colspan="{columns}" scope="colgroup"><span>{escape(text)}</span></th></tr>'
+
+
+def row(cells: Sequence[str], kind: str = "") -> str:
+    return f"<tr{_class(kind)}>{''.join(cells)}</tr>"
+
+
+def head(titles: Sequence[str | tuple[str, int]], left: Sequence[str] = ()) -> str:
+    """A header row; (title, n) spans n columns; the titles in `left` stand above words."""
+    cells = []
+    for title in titles:
+        text, span = (title, 1) if isinstance(title, str) else title
+        scope = f'scope="colgroup" colspan="{span}"' if span > 1 else 'scope="col"'
+        cells.append(f"<th {scope}{_class('left' if text in left else '')}>{escape(text)}</th>")
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def table(name: str, caption: str, header: str, body: Sequence[str]) -> str:
+    """A table that scrolls in its own box; `header` and `body` are rows of markup."""
+    label = escape(caption, quote=True)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table id="{name}">'
+        f"<caption><span>{escape(caption)}</span></caption><thead>{header}</thead><tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def figure(name: str, panels: Sequence[str], caption: str, legend: str = "", wide: bool = False) -> str:
+    """A figure of one or several panels (SVG), which flow into as many columns as there is room for."""
+    return (
+        f'<figure id="{name}">{legend}<div class="panels{" wide" if wide else ""}">{"".join(panels)}</div>'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )
+
+
+def details(summary: str, content: str) -> str:
+    return f"<details><summary>{escape(summary)}</summary>{content}</details>"

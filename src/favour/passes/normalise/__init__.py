@@ -1,0 +1,1 @@
+"""Passes that rewrite a graph and keep its function: into operations whose moments are known."""

@@ -1,0 +1,166 @@
+"""Roots of sums that cannot be negative: LP pooling, and norms as people write them.
+
+LP pooling is (Σ x_i^n)^(1/n), which torch writes as an average of powers, a sign and a ReLU against negative sums, a
+factor and a root. Where the sum cannot be negative (even n, or x ≥ 0) the sign and the ReLU do nothing, and the root is
+taken of a positive variable (`favour.scalar.moments.positive`) instead of a Gaussian one.
+
+Right behind dropout the largest terms are there or not, and the root of their sum follows: dropout, sum and root are
+then one operation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from favour.graph.node import DROPOUTS, Graph, Node, nodes_in
+from favour.rules.maxima import behind_dropout
+from favour.rules.registry import pointwise_surrogate
+from favour.rules.windows import Windows, per_axis
+from favour.scalar import ScalarFunction
+from favour.scalar.moments import Moments
+from favour.scalar.moments.positive import dropped_power, positive_power
+from favour.surrogate import Surrogate
+from favour.surrogate.value import Context, Value
+
+aten = torch.ops.aten
+
+_POWERS = {aten.pow.Tensor_Scalar}
+_POSITIVE = {aten.relu.default, aten.abs.default, aten.square.default, aten.exp.default, aten.sigmoid.default}
+_POOLS = {aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default}
+_VARIANCES = {aten.var.dim, aten.var.correction}
+_SUMS = {
+    *_POOLS,
+    aten.adaptive_avg_pool1d.default,
+    aten.adaptive_avg_pool2d.default,
+    aten.adaptive_avg_pool3d.default,
+    aten.mean.dim,
+    aten.sum.dim_IntList,
+    *_VARIANCES,
+}
+_PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
+_ELEMENTS = {aten.dropout.default, torch.ops.favour.dropout.default}
+_ALPHA = {aten.alpha_dropout.default, aten.feature_alpha_dropout.default}
+
+
+def root(ctx: Context, x: Value, exponent: float) -> Surrogate:
+    """x^exponent for x ≥ 0 and 0 < exponent < 1."""
+    return pointwise_surrogate(ctx, x, _function(exponent))
+
+
+_TOLD_APART = 3
+
+
+def dropped_root(
+    ctx: Context, x: Value | Tensor, p: Any, exponent: float, scale: float, label: str, op: Any, args: Sequence[Any]
+) -> Surrogate:
+    """(scale·op(dropout(x, p), *args))^exponent for x ≥ 0 and an average `op` without padding, as one operation."""
+    mean = x.mean if isinstance(x, Value) else x
+    axes = mean.ndim - 2
+    kernel = per_axis(args[0], axes)
+    stride = kernel if len(args) < 2 or not args[1] else per_axis(args[1], axes)
+    windows = [Windows.regular(i - axes, mean.shape[2 + i], kernel[i], stride[i], 0, 1, False) for i in range(axes)]
+    scale = scale / math.prod(kernel)
+    return behind_dropout(
+        x, p, label, windows, lambda laws, rates: dropped_power(laws, rates, exponent, scale, _TOLD_APART)
+    )
+
+
+def _function(r: float) -> ScalarFunction:
+    def derivative(x: Tensor) -> Tensor:
+        positive = x > 0
+        return torch.where(positive, r * torch.where(positive, x, 1.0) ** (r - 1), 0.0)
+
+    def moments(mean: Tensor, variance: Tensor) -> Moments:
+        return positive_power(mean, variance, r)
+
+    return ScalarFunction("root", lambda x: x.clamp(min=0) ** r, derivative, moments, kinks=(0.0,))
+
+
+def find_roots(graph: Graph, uncertain: Collection[Node]) -> None:
+    """Rewrite `graph` in place: roots of sums that cannot be negative become `root`."""
+    users, outputs = graph.users(), set(nodes_in(graph.outputs))
+
+    def reads(node: Node) -> int:
+        """How many read a result, the sign and size of one counted once."""
+        signs = [u for u in users[node] if u.target in (aten.sign.default, aten.abs.default)]
+        return (node in outputs) + len(users[node]) - max(len(signs) - 1, 0)
+
+    for node in graph.nodes:
+        if node not in uncertain or node.kind != "call":
+            continue
+        exponent = _root_of(node)
+        if exponent is None:
+            continue
+        source, scaled, scale = node.args[0], None, 1.0
+        if source.kind == "call" and source.target in _PRODUCTS and _number(source.args[1], positive=True):
+            scaled, scale = source, source.args[1]
+            source = source.args[0]
+        plain = _without_sign(source)
+        if _summed(plain) and _nonnegative(plain):
+            if scaled is not None and plain is not source:
+                scaled.args = (plain, scale)
+            drop = plain.args[0] if plain.target in _POOLS and len(plain.args) <= 3 and not plain.kwargs else None
+            if drop is not None and drop.target in _ELEMENTS and reads(drop) == reads(plain) == 1:
+                label = drop.module or "dropout"
+                node.args = (drop.args[0], drop.args[1], exponent, scale, label, plain.target, plain.args[1:])
+                node.target, node.kwargs = dropped_root, {}
+                continue
+            node.target, node.kwargs = root, {}
+            node.args = (plain if scaled is None else scaled, exponent)
+    graph.prune()
+
+
+def _number(value: Any, *, positive: bool = False) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and (not positive or value > 0)
+
+
+def _root_of(node: Node) -> float | None:
+    if node.target is aten.sqrt.default:
+        return 0.5
+    if node.target in _POWERS and _number(node.args[1]) and 0 < node.args[1] < 1:
+        return float(node.args[1])
+    return None
+
+
+def _without_sign(node: Node) -> Node:
+    """s where `node` is sign(s)·relu(|s|)."""
+    if node.kind != "call" or node.target not in _PRODUCTS:
+        return node
+    sign, size = node.args[:2]
+    if not (isinstance(sign, Node) and isinstance(size, Node) and sign.target is aten.sign.default):
+        return node
+    inner = size.args[0] if size.target is aten.relu.default else size
+    return inner.args[0] if inner.target is aten.abs.default and inner.args[0] is sign.args[0] else node
+
+
+def _summed(node: Node) -> bool:
+    if node.target in (aten.add.Tensor, aten.add.Scalar) and isinstance(node.args[0], Node):
+        return _summed(node.args[0])
+    return node.kind == "call" and node.target in _SUMS
+
+
+def _squares(node: Node) -> bool:
+    """x·x."""
+    return node.target is aten.mul.Tensor and node.args[0] is node.args[1]
+
+
+def _nonnegative(node: Any) -> bool:
+    """Whether no value can be negative, by how it is computed."""
+    if not isinstance(node, Node):
+        return _number(node) and node >= 0
+    if node.kind != "call":
+        return False
+    if node.target in _POSITIVE | _VARIANCES or _squares(node):
+        return True
+    if node.target in _POWERS and _number(node.args[1]):
+        return node.args[1] % 2 == 0 or _nonnegative(node.args[0])
+    if node.target in _SUMS or (node.target in DROPOUTS and node.target not in _ALPHA):
+        return _nonnegative(node.args[0])
+    if node.target in (aten.add.Tensor, aten.add.Scalar, *_PRODUCTS) and not node.kwargs:
+        return all([_nonnegative(a) for a in node.args[:2]])
+    return False

@@ -1,0 +1,385 @@
+"""From a captured graph to the list of steps a method runs.
+
+A node is *uncertain* when it reads an uncertain input, an uncertain node or a parameter with a posterior,
+or when it is a live dropout. Everything else is run as the model wrote it. A plan
+
+1. applies dropout overrides and removes dropout that never drops,
+2. marks the uncertain nodes,
+3. reorders what commutes with dropout and maxima (`commuting`), and finds roots of positive sums (`roots`),
+4. fuses element-wise code on one uncertain tensor (`fusion`),
+5. looks up a rule for each uncertain node and reports all that are missing in one message,
+6. finds where the forward methods may compress: a step is *closed* when nothing uncertain but its own result
+   is still to be read, neither a tensor nor a draw of a parameter that will be used again.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from favour.errors import InvalidType, InvalidValue, ShapeMismatch, UnknownName, UnsupportedOperation
+from favour.graph.capture import DROPOUTS, Graph, Node, draws_numbers, nodes_in, replace_nodes
+from favour.graph.sizes import entries
+from favour.passes.normalise.commuting import RANDOM, commute, rule_for
+from favour.passes.normalise.decompose import with_batch
+from favour.passes.normalise.fusion import FusedNode, fuse
+from favour.passes.normalise.roots import find_roots
+from favour.posterior import Posterior
+from favour.rules.dropout import check_rate
+from favour.rules.maxima import WITH_INDICES
+from favour.rules.registry import Rule
+
+aten = torch.ops.aten
+
+# Read the shape of their argument, never its values.
+SHAPE_ONLY = {
+    aten.sym_size.int,
+    aten.sym_numel.default,
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.full_like.default,
+    aten.empty_like.default,
+    aten.new_zeros.default,
+    aten.new_ones.default,
+    aten.new_full.default,
+    aten.new_empty.default,
+}
+
+
+@dataclass(eq=False)
+class Step:
+    """One node to run.
+
+    Attributes:
+        node: What to compute.
+        rule: How, for an uncertain node; None runs the operation as it is.
+        closed: Nothing uncertain but this result is still to be read.
+        forked: The result is read by more than one operation.
+        output: The result is (one of) the model's outputs.
+        done: Nodes that nobody reads after this step.
+    """
+
+    node: Node
+    rule: Rule | None = None
+    closed: bool = False
+    forked: bool = False
+    output: bool = False
+    done: list[Node] = field(default_factory=list)
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether the result is random, and a rule makes it."""
+        return self.rule is not None or isinstance(self.node, FusedNode)
+
+
+@dataclass(eq=False)
+class Plan:
+    """Steps for one combination of uncertain inputs."""
+
+    steps: list[Step]
+    outputs: list[Any]
+    uncertain: set[Node]
+    uses: dict[str, int]
+    leaves: list[Node]
+    sizes: dict[str, int] = field(default_factory=dict)  # symbolic ones besides the batch, for estimates
+    correction: tuple[dict[str, int], float] | None = None  # measured memory over predicted, and at which sizes
+    mixed: set[str] = field(default_factory=set)  # parameters read several times, in ways that differ; see `Weight`
+    batch: int | str | None = None  # the size of dimension 0, as in the nodes' shapes
+    row_wise: bool = False  # known to keep the inputs of a batch apart; see `favour.rows`
+
+    def entries(self, shape: tuple[int | str, ...] | None) -> int:
+        """How many numbers a tensor holds per input; a symbolic size that is not known counts as 1."""
+        return entries((shape or ())[1:], self.sizes)
+
+    def bind(self, values: Mapping[str, Any]) -> dict[Node, Any]:
+        """Values of inputs, parameters and constants by node, given them by name."""
+        return {node: values[node.name] for node in self.leaves}
+
+
+def configure(graph: Graph, dropout: Mapping[str, Any] | None) -> Graph:
+    """A copy of `graph` with dropout rates replaced by module name, and dead dropout removed."""
+    dropout = dict(dropout or {})
+    known = graph.dropout_modules
+    unknown = [name for name in dropout if name not in known]
+    if unknown:
+        raise UnknownName(
+            f"`dropout` names {unknown}, where the model has no dropout. It has dropout in: "
+            f"{known if known else 'no module'}."
+        )
+    for name, p in dropout.items():
+        if isinstance(p, bool) or not isinstance(p, (int, float, torch.Tensor)):
+            raise InvalidType(f"`dropout` gives `{name}` the rate {p!r}; a number or a tensor is needed.")
+        check_rate(p, f"`{name}`")
+    copies: dict[Node, Node] = {}
+    constants = dict(graph.constants)
+
+    def copied(node: Node) -> Node:
+        return copies[node]
+
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        args, kwargs = replace_nodes(node.args, copied), replace_nodes(node.kwargs, copied)
+        if node.kind == "call" and node.target in DROPOUTS:
+            p = dropout.get(node.module, args[1])
+            live = bool(args[2])
+            if not isinstance(p, Node):
+                check_rate(p, node.place)
+            if not live and node.module in dropout and not (isinstance(p, (int, float)) and p == 0):
+                raise InvalidValue(
+                    f"`dropout` gives `{node.module}` a rate, and the dropout there is switched off whatever the "
+                    "training flag: an adapter silenced it (pass it `keep_dropout=True`), or the code does."
+                )
+            if not live or (not isinstance(p, (Node, torch.Tensor)) and p == 0):
+                copies[node] = args[0]
+                continue
+            if isinstance(p, torch.Tensor):
+                p = _rate_node(p, node, constants)
+                nodes.append(p)
+            args = (args[0], p, live)
+        new = Node(node.name, node.kind, node.target, args, kwargs, node.shape, node.dtype, node.module, node.where)
+        copies[node] = new
+        nodes.append(new)
+    inputs = [None if n is None else copies[n] for n in graph.inputs]
+    result = Graph(
+        nodes,
+        inputs,
+        replace_nodes(graph.outputs, copied),
+        graph.in_spec,
+        graph.out_spec,
+        graph.fixed,
+        constants,
+        graph.aliases,
+    )
+    result.prune()
+    return result
+
+
+def _rate_node(p: torch.Tensor, node: Node, constants: dict[str, torch.Tensor]) -> Node:
+    """A constant of the graph, so that the rates move with the predictor and are saved with it."""
+    event = node.shape[1:] if node.shape is not None else ()
+    if p.ndim > len(event) or any(a not in (1, b) for a, b in zip(reversed(p.shape), reversed(event), strict=False)):
+        raise ShapeMismatch(
+            f"`dropout` gives `{node.module}` rates of shape {tuple(p.shape)}, which do not broadcast to "
+            f"its event {_sizes(event)}; give one number, or one for each neuron."
+        )
+    name = f"{node.name}_rate"
+    constants[name] = p.detach().to(node.dtype)
+    return Node(name, "constant", name, shape=tuple(p.shape), dtype=node.dtype)
+
+
+def converted(graph: Graph, dtypes: Mapping[torch.dtype, torch.dtype]) -> Graph:
+    """A copy of `graph` for tensors of other dtypes: what was made or converted in the code follows."""
+
+    def new(value: Any) -> Any:
+        return dtypes.get(value, value) if isinstance(value, torch.dtype) else value
+
+    result = configure(graph, None)
+    for node in result.nodes:
+        node.dtype = new(node.dtype)
+        node.args = tuple(new(a) for a in node.args)
+        node.kwargs = {k: new(v) for k, v in node.kwargs.items()}
+    return result
+
+
+def truncate(graph: Graph, at: str) -> Graph:
+    """The part of `graph` up to the output of module `at`."""
+    inside = [n for n in graph.nodes if n.kind == "call" and (n.module == at or n.module.startswith(at + "."))]
+    if not inside:
+        modules = sorted({n.module for n in graph.nodes if n.module})
+        raise UnknownName(f"`at` names {at!r}, which made no call in the captured model. Modules: {modules}.")
+    last = inside[-1]
+    result = Graph(
+        graph.nodes,
+        graph.inputs,
+        [last],
+        graph.in_spec,
+        torch.utils._pytree.tree_structure(0),
+        graph.fixed,
+        graph.constants,
+        graph.aliases,
+    )
+    result.prune()
+    return result
+
+
+def mark_uncertain(graph: Graph, inputs: Collection[str], posterior: Collection[str]) -> set[Node]:
+    """Nodes whose value is random."""
+    uncertain: set[Node] = set()
+    for node in graph.nodes:
+        if node.kind == "input":
+            random = node.name in inputs
+        elif node.kind in ("parameter", "buffer"):
+            random = node.target in posterior
+        elif node.kind == "call" and node.target not in SHAPE_ONLY:
+            random = (
+                node.target in DROPOUTS or node.target in RANDOM or any(source in uncertain for source in node.inputs)
+            )
+        else:
+            random = False
+        if random:
+            uncertain.add(node)
+    return uncertain
+
+
+def make_plan(graph: Graph, inputs: Collection[str], posterior: Posterior) -> Plan:
+    """Plan a prediction in which the named inputs are beliefs.
+
+    Raises:
+        UnsupportedOperation: Names every operation without a rule, with module path and source line.
+    """
+    canonical = {graph.aliases.get(name, name) for name in posterior.names}
+    graph = configure(graph, None)  # a private copy: fusion rewrites nodes
+    with_batch(graph, mark_uncertain(graph, inputs, canonical))
+    commute(graph, mark_uncertain(graph, inputs, canonical))
+    find_roots(graph, mark_uncertain(graph, inputs, canonical))
+    uncertain = mark_uncertain(graph, inputs, canonical)
+    fuse(graph, uncertain)
+    uncertain = mark_uncertain(graph, inputs, canonical)
+    _check(graph, uncertain)
+    users = graph.users()
+    uses = {name: sum(m.inputs.count(n) for m in users[n]) for name, n in _uncertain_parameters(uncertain)}
+    leaves = [n for n in graph.nodes if n.kind != "call"]
+    mixed = {name for name, n in _uncertain_parameters(uncertain) if uses[name] > 1 and _mixed(n, users[n])}
+    steps = _steps(graph, uncertain, posterior)
+    return Plan(steps, graph.outputs, uncertain, uses, leaves, mixed=mixed, batch=_batch(graph))
+
+
+def _uncertain_parameters(uncertain: Collection[Node]) -> list[tuple[str, Node]]:
+    return [(str(n.target), n) for n in uncertain if n.kind in ("parameter", "buffer")]
+
+
+def _mixed(parameter: Node, users: Collection[Node]) -> bool:
+    """Whether a parameter is read otherwise than by lookups alone, or by one operation on one vector per input."""
+    if all(user.target is aten.embedding.default for user in users):
+        return False
+    ways = {(user.target, len(s.shape or ())) for user in users for s in user.inputs[:1]}
+    return len(ways) > 1 or any(dims != 2 for _, dims in ways)
+
+
+def _steps(graph: Graph, uncertain: set[Node], posterior: Posterior) -> list[Step]:
+    outputs = set(nodes_in(graph.outputs))
+    last_read: dict[Node, int] = {}
+    for i, node in enumerate(graph.nodes):
+        for source in node.inputs:
+            last_read[source] = i
+    end = len(graph.nodes)
+    for node in outputs:
+        last_read[node] = end
+    # Draws shared by all layers are alive from the first to the last layer that has them.
+    carriers = [graph.aliases.get(name, name) for name in posterior.latents]
+    spans: list[tuple[int, int]] = []
+    touched = [
+        i
+        for i, node in enumerate(graph.nodes)
+        if any(s.kind == "parameter" and s.target in carriers for s in node.inputs)
+    ]
+    if touched:
+        spans.append((touched[0], touched[-1]))
+    for node in uncertain:
+        if node.kind in ("parameter", "buffer"):
+            reads = [i for i, n in enumerate(graph.nodes) if node in n.inputs]
+            if len(reads) > 1:
+                spans.append((reads[0], reads[-1]))
+
+    users = graph.users()
+    done: dict[int, list[Node]] = {}
+    for node, i in last_read.items():
+        done.setdefault(i, []).append(node)
+    steps, alive = [], set()
+    for i, node in enumerate(graph.nodes):
+        if node.kind != "call" and node not in uncertain:
+            continue
+        random = node in uncertain and node.kind in ("call", "input")
+        if random and last_read.get(node, -1) > i:
+            alive.add(node)
+        alive -= {n for n in done.get(i, []) if n is not node}
+        # Several results at once (`split`), compressed one by one, would lose what they share.
+        several = node.kind == "call" and node.shape is None
+        closed = not several and alive <= {node} and not any(first <= i < last for first, last in spans)
+        if node.kind == "call":
+            forked = _reads(node, users, outputs) > 1
+            steps.append(
+                Step(
+                    node,
+                    rule_for(node.target) if random else None,
+                    closed and random,
+                    forked,
+                    node in outputs,
+                    done.get(i, []),
+                )
+            )
+    return steps
+
+
+def _reads(node: Node, users: Mapping[Node, Collection[Node]], outputs: Collection[Node]) -> int:
+    """How often a result is read; the readers of one of several results count for all of them."""
+    return (node in outputs) + sum(
+        _reads(user, users, outputs) if user.target is operator.getitem else user.inputs.count(node)
+        for user in users[node]
+    )
+
+
+def _batch(graph: Graph) -> int | str | None:
+    """The size of dimension 0, a symbol."""
+    return next((n.shape[0] for n in graph.inputs if n is not None and n.shape), None)
+
+
+def _check(graph: Graph, uncertain: set[Node]) -> None:
+    """Raise one error that lists everything that cannot be done."""
+    problems: list[str] = []
+    batch = _batch(graph)
+    for node in graph.nodes:
+        if draws_numbers(node):
+            problems.append(f"`{node.target}` at {node.place} draws random numbers in a way favour does not know")
+            continue
+        if node.kind != "call" or node not in uncertain or isinstance(node, FusedNode):
+            continue
+        if getattr(node.target, "__name__", "") == "getitem":
+            source, which = node.args
+            if source.target in WITH_INDICES and which != 0:
+                problems.append(
+                    f"the indices of `{source.target}` at {source.place} (`return_indices=True`) are read, and which "
+                    "entry is the largest is random there: return or use the maxima only"
+                )
+            elif _misplaced(node, batch):
+                problems.append(_where_the_batch_is(source, node, batch))
+            continue
+        entry = rule_for(node.target)
+        weights = [s for s in node.inputs if s in uncertain and s.kind in ("parameter", "buffer")]
+        if entry is None:
+            problems.append(f"no rule for `{node.target}` at {node.place}")
+        elif entry.exactness == "refused":
+            problems.append(f"`{node.target}` at {node.place} has a discrete result, which has no mean and covariance")
+        elif weights and not entry.weights:
+            names = ", ".join(f"`{s.target}`" for s in weights)
+            problems.append(
+                f"`{node.target}` at {node.place} reads {names}, but has no rule for an uncertain parameter"
+            )
+        elif _misplaced(node, batch):
+            problems.append(_where_the_batch_is(node, node, batch))
+    if problems:
+        lines = "\n".join(f"  - {p}" for p in dict.fromkeys(problems))
+        raise UnsupportedOperation(
+            f"favour cannot propagate uncertainty through {len(problems)} operation(s):\n{lines}\n"
+            "Register a rule with `@favour.rule(...)` (see docs/adding-a-rule.md), or rewrite those lines."
+        )
+
+
+def _misplaced(node: Node, batch: int | str | None) -> bool:
+    return node.shape is not None and node.shape[:1] != (batch,)
+
+
+def _where_the_batch_is(call: Node, result: Node, batch: int | str | None) -> str:
+    assert result.shape is not None
+    return (
+        f"`{call.target}` at {call.place} makes a tensor of shape {_sizes(result.shape)}, whose first "
+        f"dimension is not the batch ({batch}); uncertain tensors keep the batch in front"
+    )
+
+
+def _sizes(shape: tuple[int | str, ...]) -> str:
+    return "(" + ", ".join(str(s) for s in shape) + ")"

@@ -1,0 +1,49 @@
+"""Replacing nodes of a graph by others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from favour.graph.node import Graph, Node, replace_nodes
+
+Shape = tuple[int | str, ...]
+
+
+class Builder:
+    """New nodes in place of one: unique names, its module path and source line."""
+
+    def __init__(self, like: Node) -> None:
+        self.like = like
+        self.dtype = like.dtype
+        self.nodes: list[Node] = []
+
+    def call(self, target: Any, *args: Any, shape: Shape | None, dtype: Any = None, **kwargs: Any) -> Node:
+        like = self.like
+        name = f"{like.name}_{len(self.nodes)}"
+        dtype = dtype or (None if shape is None else self.dtype)
+        node = Node(name, "call", target, args, kwargs, shape, dtype, like.module, like.where)
+        self.nodes.append(node)
+        return node
+
+
+def rewrite(graph: Graph, expand: Callable[[Node, Builder], Node | None]) -> None:
+    """Replace each call for which `expand` gives another node that has its value."""
+    replaced: dict[Node, Node] = {}
+
+    def now(node: Node) -> Node:
+        return replaced.get(node, node)
+
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        node.args, node.kwargs = replace_nodes(node.args, now), replace_nodes(node.kwargs, now)
+        if node.kind == "call":
+            builder = Builder(node)
+            result = expand(node, builder)
+            if result is not None:
+                nodes += builder.nodes
+                replaced[node] = result
+                continue
+        nodes.append(node)
+    graph.nodes = nodes
+    graph.outputs = replace_nodes(graph.outputs, now)

@@ -1,0 +1,1 @@
+"""What this package adds to the command line: `favour reproduce`, `favour report` and `favour bench`."""

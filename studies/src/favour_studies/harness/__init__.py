@@ -1,0 +1,1 @@
+"""What every measurement shares, here and in `benchmarks/`."""
