@@ -34,7 +34,6 @@ from torch import Tensor, nn
 from worth import error, moments
 
 import favour
-from favour.graph.capture import DROPOUTS
 from favour.methods.forward import evaluate
 from favour_studies.experiments.data import images
 
@@ -348,8 +347,8 @@ def linearised(model: nn.Module, x: tuple[Tensor, ...], posterior: Any) -> tuple
                         draws.append((values[node], given.gaussian(node.target).variance()))
                 elif node.kind == "constant":
                     values[node] = predict.store.take(f"constant.{node.target}")
-                elif node.target in DROPOUTS:
-                    source, p = values[node.args[0]], node.args[1]
+                elif node.draw is not None:
+                    source, p = values[node.args[0]], node.rate
                     mask = torch.ones_like(source, requires_grad=True)
                     draws.append((mask, torch.full_like(source, p / (1 - p))))
                     values[node] = source * mask

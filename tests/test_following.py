@@ -143,6 +143,66 @@ def method_replaced(model):
     model[1].forward = lambda x: x.tanh()
 
 
+class Settings:
+    def __init__(self):
+        self.scale, self.steps = 2.0, 1
+
+
+class Scaled(nn.Module):
+    """Reads what it computes with from attributes of every kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = make_net()
+        self.table = {"scales": [1.0, 2.0]}
+        self.shift = torch.zeros(3)
+        self.settings = Settings()
+
+    def forward(self, x):
+        return self.net(x) * self.table["scales"][1] * self.settings.scale + self.shift
+
+
+ATTRIBUTES = {
+    "entry of a list in a dict": (lambda m: m.table["scales"].__setitem__(1, 5.0), "`table` of the model itself"),
+    "another tensor": (
+        lambda m: setattr(m, "shift", torch.ones(3)),
+        "`shift` of the model itself names another tensor",
+    ),
+    "field of an object": (
+        lambda m: setattr(m.settings, "scale", 5.0),
+        "`settings` of the model itself: `scale` was 2.0",
+    ),
+    "another object": (lambda m: setattr(m, "settings", None), "`settings` of the model itself was a Settings"),
+    "number to tensor": (lambda m: m.settings.__dict__.update(scale=torch.ones(3)), "`settings` of the model itself"),
+}
+
+
+@pytest.mark.parametrize("change", ATTRIBUTES)
+def test_changed_attributes_of_every_kind_are_refused_until_refreshed(change):
+    model = Scaled()
+    predict = favour.compile(model, X)
+    predict(X)
+    alter, message = ATTRIBUTES[change]
+    alter(model)
+    if change == "another object":
+        model.settings = type("Other", (), {"scale": 3.0})()
+    with pytest.raises(StalePredictor, match=message):
+        predict(X)
+    predict.refresh()
+    assert_follows(predict, model)
+
+
+def test_attributes_that_do_not_matter_change_nothing():
+    model = Scaled()
+    predict = favour.compile(model, X)
+    before = predict(X).mean
+    model.settings.steps = 7  # a counter
+    model.net[0].last = torch.ones(2)
+    torch.testing.assert_close(predict(X).mean, before)
+    model.shift.add_(1)  # the tensor itself is followed
+    torch.testing.assert_close(predict(X).mean, before + 1)
+
+
 CHANGES = {
     "rate": (lambda m: setattr(m[2], "p", 0.5), "`p` of `2` was 0.2 and is 0.5"),
     "module": (lambda m: m.__setitem__(1, nn.Tanh()), "module `1` was a ReLU and is a Tanh"),

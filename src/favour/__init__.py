@@ -39,6 +39,7 @@ from favour.errors import (
 )
 from favour.exporting import export
 from favour.exporting.exported import Exported, load_exported
+from favour.graph.traits import Draw, Traits
 from favour.inspect.attribution import Attribution
 from favour.inspect.check import Check, check
 from favour.posterior import Diagonal, Full, Kronecker, Posterior, Rotated, Rows

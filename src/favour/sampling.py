@@ -21,19 +21,13 @@ import torch
 from torch import Tensor
 
 from favour.errors import InvalidType, InvalidValue, UnsupportedOperation
-from favour.graph.capture import DROPOUTS, Graph, Node, draws_numbers, replace_nodes
+from favour.graph.capture import Graph, Node, draws_numbers, replace_nodes
 from favour.graph.sizes import bound_sizes, size_of
 from favour.passes.plan.steps import mark_uncertain
 from favour.posterior import Posterior
-from favour.rules.channel_dropout import SATURATION, alpha_scale, check_channel_rate
-
-aten = torch.ops.aten
 
 # Bytes of activations in one chunk of draws: large enough to amortise calls, small enough for caches.
 DEFAULT_MEMORY = 64 * 2**20
-
-_PER_CHANNEL = {aten.feature_dropout.default, aten.feature_alpha_dropout.default}
-_ALPHA = {aten.alpha_dropout.default, aten.feature_alpha_dropout.default}
 
 
 class Sampler:
@@ -54,7 +48,7 @@ class Sampler:
         calls = [n for n in graph.nodes if n.kind == "call"]
         self.prologue = [n for n in calls if n not in late]
         self.tail = [n for n in calls if n in late]
-        self.dropouts = [n for n in self.tail if n.target in DROPOUTS]
+        self.dropouts = [n for n in self.tail if n.draw is not None]
         unknown = [n for n in calls if draws_numbers(n)]
         if unknown:
             places = "; ".join(f"`{n.target}` at {n.place}" for n in unknown)
@@ -114,7 +108,9 @@ class Sampler:
             for node in self.tail:
                 args = replace_nodes(node.args, env.__getitem__)
                 if node in mask:
-                    env[node] = _masked(node.target, args[0], args[1], mask[node])
+                    rate = replace_nodes(node.rate, env.__getitem__)
+                    assert node.draw is not None
+                    env[node] = node.draw.apply(args[0], mask[node], rate)
                 else:
                     env[node] = node.target(*args, **replace_nodes(node.kwargs, env.__getitem__))
             known.update((o, env[o]) for o in outputs if o.shape is None)
@@ -144,13 +140,12 @@ class Sampler:
         self, node: Node, values: Mapping[Node, Any], sizes: Mapping[str, int], count: int, random: MaskSource
     ) -> Tensor:
         assert node.shape is not None and node.dtype is not None
-        shape = (count, *[size_of(s, sizes) for s in node.shape])
-        p = node.args[1]
+        draw, p = node.draw, node.rate
+        assert draw is not None
+        shape = tuple(size_of(s, sizes) for s in node.shape)
         p = values[p] if isinstance(p, Node) else p
-        if node.target in _PER_CHANNEL:
-            check_channel_rate(p, torch.Size(shape[1:]), node.place)
-            shape = (*shape[:3], *[1] * (len(shape) - 3))
-        return random.scaled_mask(shape, p, node.dtype)
+        draw.check_shape(p, shape, node.place)
+        return draw.sample(random, (count, *draw.shape(shape)), p, node.dtype)
 
     def _weights(
         self, values: Mapping[Node, Any], count: int, posterior: Posterior, generator: torch.Generator | None
@@ -162,16 +157,8 @@ class Sampler:
         return [drawn[str(n.target)] for n in self.weights]
 
 
-def _masked(target: Any, x: Tensor, p: Any, mask: Tensor) -> Tensor:
-    """Dropout with a drawn mask, 0 or 1/q; alpha dropout puts α′ for 0 and rescales (see `rules.channel_dropout`)."""
-    if target not in _ALPHA:
-        return x * mask
-    a = alpha_scale(p)
-    return a * torch.where(mask > 0, x, SATURATION) - a * p * SATURATION
-
-
 class MaskSource:
-    """Scaled dropout masks: 0 with probability p, 1/(1 − p) otherwise."""
+    """Random numbers for `favour.Draw`, and scaled dropout masks: 0 with probability p, 1/(1 − p) otherwise."""
 
     def __init__(self, generator: torch.Generator | None, device: torch.device) -> None:
         self.device = device
@@ -179,6 +166,14 @@ class MaskSource:
         if device.type == "cpu":
             seed = torch.randint(0, 2**63 - 1, (), generator=generator)
             self.words = np.random.Generator(np.random.SFC64(int(seed)))
+
+    def normal(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Standard normal numbers."""
+        return torch.randn(shape, dtype=dtype, device=self.device, generator=self.generator)
+
+    def uniform(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Numbers uniform in [0, 1)."""
+        return torch.rand(shape, dtype=dtype, device=self.device, generator=self.generator)
 
     def scaled_mask(self, shape: tuple[int, ...], p: float | Tensor, dtype: torch.dtype) -> Tensor:
         if self.device.type != "cpu":

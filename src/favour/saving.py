@@ -26,12 +26,11 @@ from favour.graph.graph_io import (
     write_content,
     write_file,
 )
-from favour.graph.node import DROPOUTS, Graph, Node
+from favour.graph.node import Graph, Node
 from favour.graph.rehearsal import rehearse
 from favour.methods.settings import Settings
 from favour.posterior import Posterior
 from favour.predictor import Predictor
-from favour.rules.dropout import check_rate
 
 
 def save(predictor: Predictor, path: str | os.PathLike[str]) -> None:
@@ -129,9 +128,8 @@ def _check_values(graph: Graph, held: Mapping[Node, Tensor], posterior: Posterio
         for key, gaussian in posterior.gaussians.items():
             gaussian.validate(str(key))
     for node in graph.nodes:
-        rate = held.get(node.args[1]) if node.kind == "call" and node.target in DROPOUTS else None
-        if rate is not None:
-            check_rate(rate, node.place)
+        if node.draw is not None and node.rate in held:
+            node.draw.check(held[node.rate], node.place)
 
 
 def _tensors(content: Mapping[str, Any], name: str) -> dict[str, Tensor]:

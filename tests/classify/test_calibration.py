@@ -256,6 +256,30 @@ def test_a_scale_of_one_changes_no_probability(estimator, end):
     )
 
 
+@pytest.mark.parametrize("estimator", ["auto", "nodes", "head"])
+@pytest.mark.parametrize("end", [None, nn.Softmax(-1)])
+def test_a_scale_of_one_changes_no_divergence(estimator, end):
+    x = 3 * torch.randn(30, 2)
+    predict = favour.compile(classifier(end=end), x[:2])
+    want = predict.jsd(x, estimator=estimator)
+    torch.testing.assert_close(unit(predict).jsd(x, estimator=estimator), want)
+    sources = {name: 1.0 for name in favour.compile(classifier(), x[:2]).attribute(x).sources}
+    fitted = unit(predict, source_scales=sources).jsd(x, estimator=estimator)
+    torch.testing.assert_close(fitted, want, atol=1e-3, rtol=1e-2)
+
+
+def test_calibrated_divergence_is_that_of_the_scaled_law():
+    """c = 4, T = 2: draws z of the network as z̄ + 2(z − z̄), over 2."""
+    x = 3 * torch.randn(20, 2)
+    model = classifier(0.3)
+    predict = favour.compile(model, x[:2])
+    fitted = favour.Calibrated(predict, *(torch.tensor(v, dtype=F64) for v in (4.0, 2.0, 0.0)), classes=True)
+    z = favour.sample(model, x, 20_000, generator=torch.Generator().manual_seed(3))
+    want = favour.scores.jsd(z.mean(0) / 2 + (z - z.mean(0)))
+    got = fitted.jsd(x)
+    assert ((got - want).norm() / want.norm()) < 0.05  # the head's 2,560 fixed draws
+
+
 def test_a_calibrated_ensemble_keeps_its_estimator():
     x = torch.randn(30, 2)
     predict = favour.adapters.Ensemble(

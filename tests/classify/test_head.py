@@ -14,7 +14,7 @@ from favour.classify.head import draw, find_head
 from favour.classify.head.tables import make_masks, shuffled
 from favour.demo import digits
 from favour.errors import InvalidValue, UnsupportedOperation
-from favour.graph.node import DROPOUTS
+from favour.graph.node import Node
 
 
 def mlp(p=0.5, wide=200, hidden=12, classes=3, seed=0):
@@ -68,7 +68,7 @@ def test_draws_equal_a_loop_over_masks():
     predict = favour.compile(nn.Sequential(*wide, *model), x)
     head = find_head(predict)
     assert head.cut is None
-    drops = [n for n in (*head.tail, *head.folded.values()) if n.target in DROPOUTS]
+    drops = [n for n in (*head.tail, *head.folded.values()) if n.draw is not None]
     early = next(n for n in drops if n.shape[1] == 300)
     late = next(n for n in drops if n.shape[1] == 9)
     bits = (
@@ -87,7 +87,7 @@ def test_draws_equal_a_loop_over_masks():
 @pytest.mark.parametrize("p", [0.03, 0.1, 0.5, 0.9])
 @pytest.mark.parametrize("n", [8, 32, 128])
 def test_masks_are_balanced(p, n):
-    node = SimpleNamespace(shape=("b", 1000), target=torch.ops.aten.dropout.default)
+    node = Node("drop", "call", torch.ops.aten.dropout.default, shape=("b", 1000))
     masks = make_masks(node, p, torch.tensor(shuffled(n, 1000, 0)), torch.float64)
     torch.testing.assert_close(masks.mean(0), torch.ones(1000, dtype=torch.float64), rtol=1e-6, atol=0)
     dropped = (masks == 0).sum(0)

@@ -205,6 +205,7 @@ def test_calibrated_predictor(tmp_path):
     x = torch.randn(3, *shape)
     with torch.no_grad():
         np.testing.assert_allclose(model(x)["probabilities"], fitted.probabilities(x), rtol=1e-4)
+        np.testing.assert_allclose(model(x)["jsd"], fitted.jsd(x), rtol=1e-3)
 
 
 def test_export_leaves_the_predictor_alone(tmp_path):

@@ -143,6 +143,39 @@ def test_a_silenced_dropout_counts_as_no_noise_and_a_belief_as_some():
     assert bool((predict(x).variance > 0).all())
 
 
+class Weighed(nn.Module):
+    """Dropout whose result is multiplied by a weight."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.linear, self.dropout, self.weight = nn.Linear(4, 4), nn.Dropout(0.3), weight
+
+    def forward(self, x):
+        return self.linear(x) + self.weight * self.dropout(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (lambda: nn.Linear(4, 3), {"posterior": {"weight": torch.zeros(3, 4)}}),
+        (lambda: Weighed(0.0), {}),
+        (lambda: Weighed(0.0), {"check": torch.zeros(3, 4)}),
+    ],
+)
+def test_noise_of_no_size_is_warned_of(model, options):
+    with pytest.warns(NothingUncertain, match="neither beliefs nor 200 samples vary") as told:
+        predict = favour.compile(model(), torch.randn(4, 4), **options)
+    assert told[0].filename == __file__
+    assert "nothing varies in 200 samples" in repr(predict)
+
+
+def test_an_example_of_zeros_is_not_taken_for_a_model_without_noise():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predict = favour.compile(nn.Sequential(nn.Dropout(0.3), nn.Linear(4, 3)), torch.zeros(2, 4))
+    assert predict.checked.trusted and not predict.checked.still
+
+
 def test_noise_that_is_given_is_enough():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 import favour
 from favour import Belief
 from favour.errors import InvalidValue, UnknownName
-from favour.rules.dropout import check_rate
+from favour.graph.traits import check_rate
 
 F64 = torch.float64
 METHODS = [("full", None), ("dplr", 6), ("adjoint", 0), ("adjoint", 6)]

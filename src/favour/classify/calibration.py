@@ -122,7 +122,8 @@ class Calibrated(nn.Module):
             known = predictive.check_event(tuple(belief.event_shape), kind if known is None else known)
             if drawn is not None:
                 turn = None if self.source_scales is None else self._turn(args, kwargs)
-                found.append(self._from_draws(drawn, known, centre, turn))
+                parts = [predictive.mean_link(known, z) for z in self._fitted_draws(drawn, centre, turn)]
+                found.append(torch.cat(parts))
                 continue
             if members:
                 belief = self._around(logits_of(one, args, kwargs), centre)
@@ -135,16 +136,19 @@ class Calibrated(nn.Module):
         mean = belief.mean if centre is None else centre + root * (belief.mean - centre)
         return Belief(mean * heat, covariance=belief.covariance.scale((root * heat).square()), validate=False)
 
-    def _from_draws(self, drawn: Iterable[Tensor], kind: str, centre: Tensor | None, turn: Tensor | None) -> Tensor:
-        parts, start = [], 0
-        for z in drawn:  # (b, C, n), by rows
-            rows = slice(start, start + len(z))
-            start += len(z)
-            middle = z.mean(2, keepdim=True) if centre is None else centre[rows].unsqueeze(-1)
-            d = z - middle if turn is None else turn[rows].to(z.dtype) @ (z - middle)
-            z = (middle + self.scale.sqrt().to(z.dtype) * d) / self.temperature.to(z.dtype)
-            parts.append(predictive.mean_link(kind, z))
-        return torch.cat(parts)
+    def _fitted_draws(self, drawn: Iterable[Tensor], centre: Tensor | None, turn: Tensor | None) -> list[Tensor]:
+        """Draws (b, C, n) of the predictor's head as draws of the fitted law, by rows."""
+        found, start = [], 0
+        for z in drawn:
+            middle = z.mean(2, keepdim=True)
+            d = z - middle
+            if centre is not None or turn is not None:  # else sizes stay free when this is traced
+                rows = slice(start, start + len(z))
+                start += len(z)
+                middle = middle if centre is None else centre[rows].unsqueeze(-1)
+                d = z - middle if turn is None else turn[rows].to(z.dtype) @ (z - middle)
+            found.append((middle + self.scale.sqrt().to(z.dtype) * d) / self.temperature.to(z.dtype))
+        return found
 
     def _turn(self, args: tuple, kwargs: dict[str, Any]) -> Tensor:
         """LL₀⁻¹ for L₀L₀ᵀ = Σ and LLᵀ = Σ_s c_s Σ_s, (B, C, C): the identity where all c_s are 1."""
@@ -153,9 +157,19 @@ class Calibrated(nn.Module):
         root, _ = torch.linalg.cholesky_ex(ridged(both))
         return torch.linalg.solve_triangular(root[1], root[0], upper=False, left=False)
 
-    def jsd(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The Jensen–Shannon divergence of the fitted belief; see `favour.scores.jsd`."""
-        return scores.jsd(scores.logits(self(*args, **kwargs)))
+    def jsd(self, *args: Any, estimator: str = "auto", draws: int | None = None, **kwargs: Any) -> Tensor:
+        """The Jensen–Shannon divergence under the fitted belief, (batch,), by the predictor's own estimator.
+
+        See `Predictor.jsd`; of an ensemble, whose members have draws of their own, by nodes of the fitted belief.
+        """
+        drawn = None
+        if isinstance(self.predict, Predictor):
+            drawn = head.sampled(classifier(self.predict), args, kwargs, estimator, draws, scored=True)
+        if drawn is None:
+            belief = scores.logits(self(*args, **kwargs))
+            return scores.jsd(belief, estimator="nodes" if estimator in ("auto", "head") else estimator)
+        turn = None if self.source_scales is None else self._turn(args, kwargs)
+        return torch.cat([head.disagreement(z) for z in self._fitted_draws(drawn, None, turn)])
 
     def __repr__(self) -> str:
         noise = "" if not self.noise.any() else f", noise={[round(v, 6) for v in self.noise.flatten().tolist()]}"

@@ -116,6 +116,8 @@ class Answer(nn.Module):
     def _disagreement(self, logits: Belief, args: tuple, kwargs: dict[str, Any]) -> Tensor:
         if self.choices.alone and isinstance(self.predict, Predictor):
             return self.predict.jsd(*args, kind=self.choices.link, **kwargs)
+        if self.choices.alone:
+            return self.predict.jsd(*args, **kwargs)
         return scores.jsd(scores.logits(logits))
 
 

@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from favour.errors import CaptureError, FavourError, InvalidType, InvalidValue, UnsupportedOperation
 from favour.graph.dynamic import Dynamic, free_sizes, input_names
-from favour.graph.node import DROPOUTS, Graph, Node, draws_numbers, nodes_in, replace_nodes
+from favour.graph.node import Graph, Node, draws_numbers, nodes_in, replace_nodes
 from favour.graph.silent import quiet, warn_of_functions
 from favour.graph.tracing import TRACING
 from favour.passes.normalise.decompose import decompose
@@ -36,7 +36,6 @@ from favour.passes.normalise.multihead import put_batch_first
 from favour.passes.normalise.recurrent import check_recurrent, unroll
 
 __all__ = [
-    "DROPOUTS",
     "Graph",
     "Node",
     "capture",

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from favour.nn import dropout as _favour_dropout  # noqa: F401  (registers favour::dropout)
-
-aten = torch.ops.aten
+from favour.graph.traits import NONE, Draw, Traits, holds, traits_of
 
 
 @dataclass(eq=False)
@@ -51,9 +49,50 @@ class Node:
         return f"{path} ({self.where})" if self.where else path
 
     @property
+    def traits(self) -> Traits:
+        """What is known of its operation."""
+        return traits_of(self.target) if self.kind == "call" else NONE
+
+    @property
+    def draw(self) -> Draw | None:
+        """What a call draws, as dropout does."""
+        return self.traits.draws
+
+    def claims(self, trait: str) -> bool:
+        """Whether a trait that may depend on the further arguments holds of this call."""
+        return holds(getattr(self.traits, trait), *self.args[1:], **self.kwargs)
+
+    @property
+    def rate(self) -> Any:
+        """Of a call that draws."""
+        assert self.draw is not None
+        return argument(self, self.draw.rate)
+
+    @property
+    def live(self) -> bool:
+        """Whether a call that draws is switched on."""
+        assert self.draw is not None
+        return self.draw.live is None or bool(argument(self, self.draw.live))
+
+    @property
     def inputs(self) -> list[Node]:
         """The nodes among the arguments, with repetitions, in order."""
         return list(nodes_in((self.args, self.kwargs)))
+
+
+def argument(node: Node, position: int) -> Any:
+    """An argument of a call by its position in the signature, wherever it stands."""
+    if position < len(node.args):
+        return node.args[position]
+    declared = node.target._schema.arguments[position]
+    return node.kwargs.get(declared.name, declared.default_value)
+
+
+def with_argument(node: Node, position: int, value: Any) -> tuple[tuple, dict[str, Any]]:
+    """The arguments of a call with one of them replaced."""
+    if position < len(node.args):
+        return (*node.args[:position], value, *node.args[position + 1 :]), node.kwargs
+    return node.args, {**node.kwargs, node.target._schema.arguments[position].name: value}
 
 
 def nodes_in(structure: Any) -> Iterator[Node]:
@@ -129,22 +168,13 @@ class Graph:
     @property
     def dropout_modules(self) -> list[str]:
         """Paths of the modules in which dropout happens."""
-        return list(dict.fromkeys(n.module for n in self.nodes if n.kind == "call" and n.target in DROPOUTS))
-
-
-DROPOUTS = {
-    aten.dropout.default,
-    aten.feature_dropout.default,
-    aten.alpha_dropout.default,
-    aten.feature_alpha_dropout.default,
-    torch.ops.favour.dropout.default,
-}
+        return list(dict.fromkeys(n.module for n in self.nodes if n.draw is not None))
 
 
 def draws_numbers(node: Node) -> bool:
-    """Whether a call is random beside the dropouts favour knows; a recurrent layer without dropout is not."""
+    """Whether a call is random beside the draws favour knows; a recurrent layer without dropout is not."""
     tags = getattr(node.target, "tags", ())
-    if node.kind != "call" or node.target in DROPOUTS or torch.Tag.nondeterministic_seeded not in tags:
+    if node.kind != "call" or node.draw is not None or torch.Tag.nondeterministic_seeded not in tags:
         return False
     given = {a.name: a.default_value for a in node.target._schema.arguments if a.has_default_value()}
     given |= {a.name: value for a, value in zip(node.target._schema.arguments, node.args, strict=False)}

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from favour.errors import CorruptFile, FavourError
 from favour.files.tensors import DTYPES
-from favour.graph.node import DROPOUTS, Graph, Node, nodes_in, replace_nodes
+from favour.graph.node import Graph, Node, nodes_in, replace_nodes
 from favour.graph.sizes import size_of
 
 aten = torch.ops.aten
@@ -101,7 +101,7 @@ class _Rehearsal:
             return self._number(node)
         args, kwargs = (replace_nodes(a, self.values.__getitem__) for a in (node.args, node.kwargs))
         args, kwargs = pytree.tree_map(on_meta, (args, kwargs))
-        if node.target in DROPOUTS and args and isinstance(args[0], Tensor):  # its rate may be a tensor, unlike torch's
+        if node.draw is not None and args and isinstance(args[0], Tensor):  # its rate may be a tensor, unlike torch's
             self._compare(node, args[0])
             return args[0]
         check_arguments(node.target, args, kwargs)

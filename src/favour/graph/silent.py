@@ -7,7 +7,7 @@ import warnings
 from torch import nn
 
 from favour.errors import SilencedDropout
-from favour.graph.node import DROPOUTS, Graph
+from favour.graph.node import Graph
 
 MARK = "favour_silent"  # on a module: the paths of dropouts of which the user has been told
 
@@ -24,7 +24,7 @@ def warn_of_functions(model: nn.Module, graph: Graph) -> None:
     told = getattr(model, MARK, None)
     if told is None:
         return
-    found = [n for n in graph.nodes if n.kind == "call" and n.target in DROPOUTS and not n.args[2] and n.args[1] != 0]
+    found = [n for n in graph.nodes if n.draw is not None and not n.live and n.rate != 0]
     places = list(dict.fromkeys(n.place for n in found if n.module not in told))
     if places:
         setattr(model, MARK, (*told, *(n.module for n in found)))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from favour.graph.capture import DROPOUTS, Graph, Node, copied_structure, replace_nodes
+from favour.graph.capture import Graph, Node, copied_structure, replace_nodes
 from favour.posterior import Posterior
 from favour.tensors import graph_values
 
@@ -34,7 +34,7 @@ def noiseless(graph: Graph, values: dict[Node, Any]) -> list[Any]:
         if node.kind != "call":
             continue
         args = replace_nodes(node.args, values.__getitem__)
-        if node.target in DROPOUTS:
+        if node.draw is not None:
             values[node] = args[0]
         else:
             values[node] = node.target(*args, **replace_nodes(node.kwargs, values.__getitem__))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,6 +52,7 @@ class SelfCheck:
         problem: What is wrong besides, in a sentence.
         reason: Why there was no check.
         compared: `"covariances"`, or `"variances"` alone where the method keeps few correlations.
+        still: Whether neither beliefs nor samples vary, at these inputs and at random ones.
     """
 
     n: int = 0
@@ -63,6 +64,7 @@ class SelfCheck:
     problem: str = ""
     reason: str = ""
     compared: str = "covariances"
+    still: bool = False
 
     @property
     def trusted(self) -> bool:
@@ -79,6 +81,8 @@ class SelfCheck:
     def __str__(self) -> str:
         if not self.n:
             return f"not checked ({self.reason})" if self.reason else "not checked"
+        if self.still:
+            return f"nothing varies in {self.n} samples of {self.inputs} inputs"
         how = "checked" if self.trusted else "UNTRUSTED"
         return f"{how} against {self.n} samples of {self.inputs} inputs: {self.figures()}"
 
@@ -112,9 +116,14 @@ def self_check(predict: Predictor, inputs: Any, seconds: float, draws: int = DRA
             trial = _Trial(predict, *_first(args, kwargs, rows, count), generator)
             while trial.n < draws and (trial.n < FEWEST or time.perf_counter() < limit):
                 trial.draw(min(CHUNK, draws - trial.n))
+            found = trial.verdict(count)
+            if found.trusted and trial.still:  # an example of zeros, or noise that is nowhere
+                other = _Trial(predict, *_random(*_first(args, kwargs, rows, count)), generator)
+                other.draw(CHUNK)
+                found = replace(found, still=other.still)
         except (FavourError, RuntimeError, NotImplementedError) as error:
             return SelfCheck(reason=f"no samples could be drawn: {str(error).splitlines()[0][:200]}")
-    return trial.verdict(count)
+    return found
 
 
 def _first(args: tuple, kwargs: dict[str, Any], rows: int, count: int) -> tuple[tuple, dict[str, Any]]:
@@ -125,6 +134,18 @@ def _first(args: tuple, kwargs: dict[str, Any], rows: int, count: int) -> tuple[
             return t
         t = t[:count] if t.shape[0] == rows else t
         return t.nan_to_num(0, 0, 0) if t.is_floating_point() else t
+
+    return pytree.tree_map(some, (args, kwargs))
+
+
+def _random(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Numbers from a normal in the place of floating-point inputs."""
+    generator = torch.Generator().manual_seed(_SEED)
+
+    def some(t: Any) -> Any:
+        if not isinstance(t, Tensor) or not t.is_floating_point():
+            return t
+        return torch.randn(t.shape, generator=generator).to(t)
 
     return pytree.tree_map(some, (args, kwargs))
 
@@ -158,6 +179,12 @@ class _Trial:
             tally.add(drawn[i])
         self.n += n
 
+    @property
+    def still(self) -> bool:
+        """Whether no output varies, in beliefs and draws alike."""
+        found = [tally.statistics() for tally in self.tallies.values()]
+        return all(not bool(f[name].any()) for f in found for name in ("stddev", "sampled_stddev"))
+
     def verdict(self, inputs: int) -> SelfCheck:
         found = [tally.errors() for tally in self.tallies.values()]
         errors, bounds = torch.stack([e for e, _ in found]), torch.stack([b for _, b in found])  # (outputs, 3)
@@ -184,6 +211,14 @@ def _leaves(result: Any) -> list[Any]:
 
 def warn_of(predict: Predictor, found: SelfCheck, stacklevel: int) -> None:
     """Say what was found, where it should not be trusted."""
+    if found.still:
+        warnings.warn(
+            f"nothing in this model is uncertain, so every standard deviation is 0: its noise reaches an output, but "
+            f"neither beliefs nor {found.n} samples vary, at {found.inputs} inputs and at random ones. Variances of a "
+            "posterior that are 0 make no noise, nor does what is multiplied by 0.",
+            NothingUncertain,
+            stacklevel=stacklevel,
+        )
     if found.trusted:
         return
     told = found.problem or f"against {found.n} samples of {found.inputs} inputs {found.figures()}"

@@ -36,7 +36,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from favour.graph.capture import DROPOUTS
 from favour.methods.adjoint import Inputs, all_outputs, bend_back, bending_values
 from favour.methods.forward import Entry, Sweep
 from favour.scalar.between import correlation, safe_root
@@ -97,7 +96,7 @@ def _entry_between(
         total = total + through
     line, variance = total, _diagonal(total)
     first = pairs.moments[id(surrogate.maps[0][0])] if surrogate.maps else None
-    apart = entry.step.node.target in DROPOUTS and not one_mask
+    apart = entry.step.node.draw is not None and not one_mask
     noises: list[Noise | Tensor] = []
     for noise in surrogate.noises:
         made = None if apart or noise.between is None else noise.between(first, q)

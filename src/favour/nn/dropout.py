@@ -24,29 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import InvalidType, InvalidValue, ShapeMismatch
+from ..rules.dropout import hard_dropout
 from .layer import StochasticLayer, positive
-
-
-def _dropout(x: Tensor, p: Tensor, live: bool) -> Tensor:
-    if not live:
-        return x.clone()
-    keep = 1 - p.detach()  # the derivative of a hard draw in p is not the derivative of anything expected
-    # float32, since bfloat16 uniforms are multiples of 2⁻⁸: too coarse for a rate.
-    mask = torch.rand_like(x, dtype=torch.float32) < keep
-    return x * (mask / keep).to(x.dtype)
-
-
-# One opaque node `favour.dropout.default` in an exported graph. Export records the call above the autograd
-# layer; run eagerly, the autograd kernel is the plain composite, so gradients need no formula of their own.
-_LIBRARY = torch.library.Library("favour", "FRAGMENT")
-_LIBRARY.define("dropout(Tensor x, Tensor p, bool live) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
-_LIBRARY.impl("dropout", _dropout, "CompositeExplicitAutograd")
-_LIBRARY.impl("dropout", _dropout, "Autograd")
-
-
-@torch.library.register_fake("favour::dropout", lib=_LIBRARY)
-def _dropout_fake(x: Tensor, p: Tensor, live: bool) -> Tensor:
-    return torch.empty_like(x)
 
 
 class Dropout(StochasticLayer):
@@ -120,7 +99,7 @@ class Dropout(StochasticLayer):
             return x
         if self.logits is not None and self.training:
             return x * (self._relaxed_keep(x) / (1 - p)).to(x.dtype)
-        return _dropout(x, p, True)
+        return hard_dropout(x, p, True)
 
     def _relaxed_keep(self, x: Tensor) -> Tensor:
         assert self.logits is not None

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from favour.errors import ShapeMismatch
+from favour.graph.traits import Draw, Traits
 from favour.rules.dropout import second_moment_noise
 from favour.rules.registry import rule
 from favour.surrogate import DiagonalNoise, ImageNoise, Noise, Surrogate, identity, products, scaling
@@ -39,16 +39,6 @@ aten = torch.ops.aten
 
 # −λα of SELU with the digits torch uses: the value far below zero.
 SATURATION = -1.7580993408473766
-
-
-def check_channel_rate(p: Any, shape: torch.Size, where: str) -> None:
-    """Raise unless p has one entry per channel of a (batch, channels, *space) tensor."""
-    space = len(shape) - 2
-    if isinstance(p, Tensor) and p.ndim and any(size != 1 for size in p.shape[max(p.ndim - space, 0) :]):
-        raise ShapeMismatch(
-            f"the dropout at {where} drops whole channels of a {tuple(shape)} tensor, so its rates need the shape "
-            f"{(shape[1], *[1] * space)}, not {tuple(p.shape)}: one for each channel."
-        )
 
 
 def _channel_noise(points: Tensor, p: Any, label: str) -> ImageNoise:
@@ -108,15 +98,32 @@ def alpha_scale(p: Any) -> Any:
     return ((1 - p) * (1 + p * SATURATION**2)) ** -0.5
 
 
-@rule(aten.feature_dropout.default, exactness="exact", family="dropout")
+CHANNELS = Draw(channels=True, falls=True)
+
+
+@rule(aten.feature_dropout.default, exactness="exact", family="dropout", traits=Traits(draws=CHANNELS))
 def feature_dropout(ctx: Context, x: Any, p: Any, train: bool) -> Surrogate:
     p = p if train else 0.0
     mean = mean_of(x)
-    check_channel_rate(p, mean.shape, ctx.place)
+    CHANNELS.check_shape(p, mean.shape, ctx.place)
     return _channel_surrogate(ctx, x, p, mean, mean, 1.0, p / (1 - p))
 
 
-@rule(aten.alpha_dropout.default, exactness="exact", family="dropout")
+def _saturated(x: Tensor, mask: Tensor, p: Any) -> Tensor:
+    """Alpha dropout of x with a scaled mask, 0 or 1/q."""
+    a = alpha_scale(p)
+    return a * torch.where(mask > 0, x, SATURATION) - a * p * SATURATION
+
+
+ALPHA, ALPHA_CHANNELS = (Draw(channels=channels, apply=_saturated) for channels in (False, True))
+
+
+@rule(
+    aten.alpha_dropout.default,
+    exactness="exact",
+    family="dropout",
+    traits=Traits(draws=ALPHA, elementwise=True, row_wise=True),
+)
 def alpha_dropout(ctx: Context, x: Any, p: Any, train: bool) -> Surrogate:
     p = p if train else 0.0
     mean = mean_of(x)
@@ -125,10 +132,10 @@ def alpha_dropout(ctx: Context, x: Any, p: Any, train: bool) -> Surrogate:
     return Surrogate(a * q * mean, [(x, scaling(a * q))] if isinstance(x, Value) else [], [noise])
 
 
-@rule(aten.feature_alpha_dropout.default, exactness="exact", family="dropout")
+@rule(aten.feature_alpha_dropout.default, exactness="exact", family="dropout", traits=Traits(draws=ALPHA_CHANNELS))
 def feature_alpha_dropout(ctx: Context, x: Any, p: Any, train: bool) -> Surrogate:
     p = p if train else 0.0
     mean = mean_of(x)
-    check_channel_rate(p, mean.shape, ctx.place)
+    ALPHA_CHANNELS.check_shape(p, mean.shape, ctx.place)
     q, a = 1 - p, alpha_scale(p)
     return _channel_surrogate(ctx, x, p, a * q * mean, mean - SATURATION, a * q, a * a * p * q)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from favour.errors import InvalidValue
+from favour.graph.traits import Draw, Traits
 from favour.rules.registry import rule
 from favour.surrogate import DiagonalNoise, Surrogate, identity, partners
 from favour.surrogate.value import Context, Value, mean_of
@@ -28,15 +28,27 @@ from favour.surrogate.value import Context, Value, mean_of
 aten = torch.ops.aten
 
 
-def check_rate(p: Any, where: str) -> None:
-    """Raise unless 0 ≤ p < 1 everywhere."""
-    if isinstance(p, torch.Tensor):
-        if not torch.compiler.is_compiling() and not bool(((p >= 0) & (p < 1)).all()):
-            raise InvalidValue(
-                f"dropout probabilities at {where} must lie in [0, 1); got values from {p.min()} to {p.max()}."
-            )
-    elif not 0 <= p < 1:
-        raise InvalidValue(f"the dropout probability at {where} must lie in [0, 1); got {p}.")
+def hard_dropout(x: Tensor, p: Tensor, live: bool) -> Tensor:
+    """x with entries dropped at rates p; x itself, copied, where it is not live."""
+    if not live:
+        return x.clone()
+    keep = 1 - p.detach()  # the derivative of a hard draw in p is not the derivative of anything expected
+    # float32, since bfloat16 uniforms are multiples of 2⁻⁸: too coarse for a rate.
+    mask = torch.rand_like(x, dtype=torch.float32) < keep
+    return x * (mask / keep).to(x.dtype)
+
+
+# One opaque node `favour.dropout.default` in an exported graph. Export records the call above the autograd
+# layer; run eagerly, the autograd kernel is the plain composite, so gradients need no formula of their own.
+_LIBRARY = torch.library.Library("favour", "FRAGMENT")
+_LIBRARY.define("dropout(Tensor x, Tensor p, bool live) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+_LIBRARY.impl("dropout", hard_dropout, "CompositeExplicitAutograd")
+_LIBRARY.impl("dropout", hard_dropout, "Autograd")
+
+
+@torch.library.register_fake("favour::dropout", lib=_LIBRARY)
+def _dropout_fake(x: Tensor, p: Tensor, live: bool) -> Tensor:
+    return torch.empty_like(x)
 
 
 def second_moment_noise(x: Any, centre: Tensor, scale: Any, label: str) -> DiagonalNoise:
@@ -78,6 +90,12 @@ def _cube_over_square(x: Any) -> Tensor:
     return x.mean * ((square + 3 * x.variance) / torch.where(second > 0, second, 1.0))
 
 
-@rule(aten.dropout.default, torch.ops.favour.dropout.default, exactness="exact", family="dropout")
+@rule(
+    aten.dropout.default,
+    torch.ops.favour.dropout.default,
+    exactness="exact",
+    family="dropout",
+    traits=Traits(draws=Draw(falls=True), elementwise=True, row_wise=True),
+)
 def dropout(ctx: Context, x: Any, p: Any, train: bool) -> Surrogate:
     return dropped(x, p if train else 0.0, ctx.module or "dropout")

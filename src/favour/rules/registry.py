@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from favour.errors import InvalidValue, UnsupportedOperation
+from favour.graph.traits import NONE, Traits, set_traits
 from favour.scalar import ScalarFunction, remainder_between, surrogate_slope
 from favour.scalar.effective import effective_moments
 from favour.surrogate import (
@@ -47,6 +48,7 @@ class Rule:
         family: What the table of supported operations files it under.
         pointwise: For element-wise operations on one tensor, the scalar function they apply.
         weights: The operation may be given parameters with a posterior.
+        traits: What passes may know of it, see `favour.Traits`.
     """
 
     function: Callable[..., Any]
@@ -54,6 +56,7 @@ class Rule:
     family: str
     pointwise: Callable[..., ScalarFunction] | None = None
     weights: bool = False
+    traits: Traits = NONE
 
 
 RULES: dict[Any, Rule] = {}
@@ -66,6 +69,7 @@ def _register(overloads: tuple[Any, ...], entry: Rule, override: bool) -> None:
                 f"`{overload}` already has a rule ({RULES[overload].family}); pass `override=True` to replace it."
             )
         RULES[overload] = entry
+        set_traits(overload, entry.traits)
 
 
 def rule(
@@ -73,6 +77,7 @@ def rule(
     exactness: Exactness = "linearised",
     family: str = "user",
     weights: bool = False,
+    traits: Traits = NONE,
     override: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a rule for one or more aten overloads.
@@ -82,6 +87,7 @@ def rule(
         exactness: See `Rule`.
         family: Heading in the table of supported operations.
         weights: Set when the rule knows what to do with `Weight` arguments.
+        traits: What the operation does, by which the passes that rewrite a model know it: `favour.Traits`.
         override: Replace an existing rule instead of raising.
 
     Example:
@@ -99,7 +105,7 @@ def rule(
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        _register(overloads, Rule(function, exactness, family, None, weights), override)
+        _register(overloads, Rule(function, exactness, family, None, weights, traits), override)
         return function
 
     return register
@@ -109,14 +115,19 @@ def elementwise(
     *overloads: Any,
     function: Callable[..., ScalarFunction],
     exactness: Exactness = "moment-matched",
+    traits: Traits = NONE,
     override: bool = False,
 ) -> None:
-    """Register y = f(x) element by element; `function(*further arguments)` gives the scalar f."""
+    """Register y = f(x) element by element; `function(*further arguments)` gives the scalar f.
+
+    `traits`: what else is known of it (homogeneous, monotone, image, power).
+    """
 
     def apply(ctx: Context, x: Value, *args: Any, **kwargs: Any) -> Surrogate:
         return pointwise_surrogate(ctx, x, function(*args, **kwargs))
 
-    _register(overloads, Rule(apply, exactness, "element-wise", function), override)
+    traits = traits.merged(Traits(elementwise=True))
+    _register(overloads, Rule(apply, exactness, "element-wise", function, traits=traits), override)
 
 
 def pointwise_surrogate(ctx: Context, x: Value, f: ScalarFunction) -> Surrogate:
@@ -169,6 +180,7 @@ def linear_map(
     *overloads: Any,
     make: Callable[..., tuple[Tensor, LinearMap]],
     family: str,
+    traits: Traits = NONE,
     override: bool = False,
 ) -> None:
     """Register an operation that is linear in its one tensor argument.
@@ -180,7 +192,7 @@ def linear_map(
         mean, G = make(x.mean, *args, **kwargs)
         return Surrogate(mean, [(x, G)])
 
-    _register(overloads, Rule(apply, "exact", family), override)
+    _register(overloads, Rule(apply, "exact", family, traits=traits), override)
 
 
 def deterministic(*overloads: Any, override: bool = False) -> None:

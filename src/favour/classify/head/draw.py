@@ -96,8 +96,7 @@ def divergence(
         parts = []
         for z in drawn:
             _check_classes(tuple(z.shape[1:2]), kind)
-            both = z if z.shape[1] > 1 else torch.cat([torch.zeros_like(z), z], 1)
-            parts.append(scores.jsd(both.permute(2, 0, 1)))
+            parts.append(disagreement(z))
         return _joined(parts, 0)
     belief = predict(*args, **kwargs)
     if not isinstance(belief, Belief):
@@ -107,6 +106,12 @@ def divergence(
         )
     _check_classes(tuple(belief.event_shape), kind)
     return scores.jsd(scores.logits(belief), estimator="nodes" if estimator == "auto" else estimator)
+
+
+def disagreement(z: Tensor) -> Tensor:
+    """The divergence of draws (b, C, n), or of one logit (b, 1, n), (b,)."""
+    both = z if z.shape[1] > 1 else torch.cat([torch.zeros_like(z), z], 1)
+    return scores.jsd(both.permute(2, 0, 1))
 
 
 def _check_classes(event: tuple[int, ...], kind: str | None) -> None:

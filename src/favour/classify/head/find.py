@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from favour.errors import InvalidValue
-from favour.graph.node import DROPOUTS, Graph, Node, nodes_in
+from favour.graph.node import Graph, Node, nodes_in
 from favour.methods.choice import multiplications
 from favour.passes.plan.steps import mark_uncertain
 from favour.posterior.gaussians import Diagonal
@@ -41,8 +41,6 @@ _SHORT = (
 )
 _PASSES = 3  # over the logits of all draws: to gather, to match and to exponentiate them
 _CONVOLUTIONS = {aten.conv1d.default, aten.conv2d.default, aten.conv2d.padding, aten.conv3d.default}
-CHANNELS = {aten.feature_dropout.default}
-_KNOWN = {aten.dropout.default, torch.ops.favour.dropout.default, *CHANNELS}
 
 
 @dataclass(eq=False)
@@ -161,8 +159,8 @@ def _find(predict: Predictor) -> Head | None:
         weights = {s for n in tail for s in n.inputs if s in late and s.kind in ("parameter", "buffer")}
         if any(s in late and s not in inside and s not in weights for n in tail for s in n.inputs):
             continue
-        drawn = [n for n in tail if n.target in DROPOUTS]
-        if not all(n.target in _KNOWN and _fixed(n) for n in drawn) or not (drawn or weights):
+        drawn = [n for n in tail if n.draw is not None]
+        if not all(_falls(n) and _fixed(n) for n in drawn) or not (drawn or weights):
             continue
         layers = [n for n in tail if any(s in weights for s in n.inputs)]
         if not all(_mean_field(n, weights, posterior, users) for n in layers):
@@ -244,11 +242,16 @@ def _fixed(node: Node) -> bool:
 
 def _batched(node: Node, drawn: set[Node | None]) -> bool:
     """Whether an axis of draws in front of the first argument stays there: element-wise, or a linear layer."""
-    if node.target in _KNOWN:
+    if _falls(node):
         return True
     rule = RULES.get(node.target)
     known = node.target is aten.linear.default or (rule is not None and rule.pointwise is not None)
     return known and node.args[0] in drawn and not any(s in drawn for s in nodes_in((node.args[1:], node.kwargs)))
+
+
+def _falls(node: Node) -> bool:
+    """Whether a call multiplies by 0 or 1/(1 − p), of which there are tables."""
+    return node.draw is not None and node.draw.falls
 
 
 def _foldable(dropout: Node, user: Node, users: Mapping[Node, list[Node]]) -> bool:
@@ -257,6 +260,7 @@ def _foldable(dropout: Node, user: Node, users: Mapping[Node, list[Node]]) -> bo
         user.target is aten.linear.default
         and len(users[dropout]) == 1
         and user.args[0] is dropout
+        and _falls(dropout)
         and len(dropout.shape or ()) == 2
     )
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from favour.classify.head.find import CHANNELS, Head, size
+from favour.classify.head.find import Head, size
 from favour.classify.head.masked import masked_weights
 from favour.classify.predictive import mirrored_normals
 from favour.graph.node import Node
@@ -68,7 +68,7 @@ def tables(head: Head, env: Mapping[Node, Any], like: Tensor, rank: int) -> Tabl
     if torch.compiler.is_compiling():
         return _made(head, env, like, rank)
     key = (like.device, like.dtype, rank, type(like))
-    rates = [env[d.args[1]] for d in head.dropouts if isinstance(d.args[1], Node)]
+    rates = [env[d.rate] for d in head.dropouts if isinstance(d.rate, Node)]
     known = head.tables
     if known is None or not known.fit(key, rates):
         with torch.inference_mode(False), torch.no_grad():
@@ -89,7 +89,7 @@ def _made(head: Head, env: Mapping[Node, Any], like: Tensor, rank: int) -> Table
     *bits, normal, ending_normal = flat.split([(n + 1) * k for n, k in ranks] + [n * k for n, k in sizes])
     masks: dict[str, Tensor] = {}
     for node, table, (n, _) in zip(head.dropouts, bits, ranks, strict=True):
-        p = env[node.args[1]] if isinstance(node.args[1], Node) else node.args[1]
+        p = env[node.rate] if isinstance(node.rate, Node) else node.rate
         mask = make_masks(node, p, table.reshape(n + 1, -1), like.dtype)
         masks[node.name] = mask.reshape(outer, inner, -1) if node is ending else mask.unsqueeze(1)
     *drawn, latent = normal.to(like).reshape(outer, -1).split([*head.normals.values(), rank], 1)
@@ -129,5 +129,5 @@ def make_masks(node: Node, p: Any, table: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _mask_event(node: Node) -> tuple[int, ...]:
-    event = tuple(int(s) for s in (node.shape or ())[1:])
-    return (event[0], *[1] * (len(event) - 1)) if node.target in CHANNELS else event
+    assert node.draw is not None
+    return node.draw.shape((1, *(int(s) for s in (node.shape or ())[1:])))[1:]

@@ -39,9 +39,6 @@ from favour.rules.registry import RULES, Rule
 aten = torch.ops.aten
 
 _RELUS = {aten.relu.default}
-_ELEMENTS = {aten.dropout.default, torch.ops.favour.dropout.default}
-_FALLING = {*_ELEMENTS, aten.feature_dropout.default}
-_CHANNELS = {aten.feature_dropout.default, aten.feature_alpha_dropout.default}  # the latter not through a ReLU
 _HOMOGENEOUS = {aten.relu.default, aten.leaky_relu.default, aten.abs.default}
 _MAXIMA = {*POOLS, *WITH_INDICES} - {aten.max.dim}
 
@@ -73,10 +70,10 @@ def _before_dropout(graph: Graph, node: Node) -> None:
     drop = node.args[0] if node.args else None
     if entry is None or entry.pointwise is None or not isinstance(drop, Node) or node.inputs != [drop]:
         return
-    if drop.target not in _FALLING or len(graph.users()[drop]) > 1 or drop in set(nodes_in(graph.outputs)):
+    if not _falls(drop) or len(graph.users()[drop]) > 1 or drop in set(nodes_in(graph.outputs)):
         return
     new = Builder(node)
-    shape, p = node.shape, drop.args[1]
+    shape, p = node.shape, drop.rate
     others, x = node.args[1:], drop.args[0]
     if node.target in _HOMOGENEOUS:
         made = new.call(node.target, x, *others, shape=shape, **node.kwargs)
@@ -117,9 +114,9 @@ def _commute_one(graph: Graph, pool: Node) -> None:
     while source.kind == "call" and only_reader(source):
         if source.target in _RELUS:
             relu = source
-        elif source.target in _ELEMENTS and elements is None:
+        elif _falls(source) and not _by_channel(source) and elements is None:
             elements = source
-        elif source.target in _CHANNELS and len(source.shape or ()) > 2 and (relu is None or source.target in _FALLING):
+        elif _by_channel(source) and len(source.shape or ()) > 2 and (relu is None or _falls(source)):
             channels.append(source)
         else:
             break
@@ -131,7 +128,7 @@ def _commute_one(graph: Graph, pool: Node) -> None:
     new = Builder(pool)
     shape, new.dtype = result.shape, result.dtype
     if elements is not None:
-        p = elements.args[1]
+        p = elements.rate
         arguments: Any = (source, p, relu is not None, elements.module or "dropout", pool.target, pool.args[1:])
         made = new.call(dropped_max_pool, *arguments, pool.kwargs, shape=shape)
     else:
@@ -143,6 +140,14 @@ def _commute_one(graph: Graph, pool: Node) -> None:
     for channel in reversed(channels):
         made = _moved(new, channel, made, shape)
     _replace(graph, result, made, new.nodes)
+
+
+def _falls(node: Node) -> bool:
+    return node.draw is not None and node.draw.falls
+
+
+def _by_channel(node: Node) -> bool:
+    return node.draw is not None and node.draw.channels
 
 
 def _moved(new: Builder, node: Node, x: Node, shape: Any) -> Node:

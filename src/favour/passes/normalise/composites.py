@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from favour.graph.node import DROPOUTS, Node, draws_numbers
+from favour.graph.node import Node, draws_numbers
 from favour.passes.rewriting import Builder, Shape
 
 aten = torch.ops.aten
@@ -166,7 +166,7 @@ def _pairwise(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
 
 def _same(a: Node, b: Node) -> bool:
     """Whether two nodes have one value: one node, or one operation without draws on the same arguments."""
-    calls = a.kind == b.kind == "call" and a.target not in DROPOUTS and not draws_numbers(a)
+    calls = a.kind == b.kind == "call" and a.draw is None and not draws_numbers(a)
     return a is b or (calls and a.target is b.target and a.args == b.args and a.kwargs == b.kwargs)
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from favour.errors import InvalidValue
-from favour.graph.node import DROPOUTS, Graph, Node, draws_numbers, replace_nodes, rewired
+from favour.graph.node import Graph, Node, draws_numbers, replace_nodes, rewired
 
 aten = torch.ops.aten
 
@@ -52,7 +52,7 @@ def find_lookups(graph: Graph) -> list[Lookup]:
             continue
         for index, low, high in _indices(node):
             behind = ancestors[index]
-            chance = any(n.kind == "call" and (n.target in DROPOUTS or draws_numbers(n)) for n in behind)
+            chance = any(n.draw is not None or draws_numbers(n) for n in behind)
             if not chance and any(n.kind == "input" for n in behind):
                 needed = [n for n in graph.nodes if n in behind and n.kind == "call"]
                 found.append(Lookup(node, index, low, high, needed))

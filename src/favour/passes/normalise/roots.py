@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from favour.graph.node import DROPOUTS, Graph, Node, nodes_in
+from favour.graph.node import Graph, Node, nodes_in
 from favour.rules.maxima import behind_dropout
 from favour.rules.registry import pointwise_surrogate
 from favour.rules.windows import Windows, per_axis
@@ -43,8 +43,6 @@ _SUMS = {
     *_VARIANCES,
 }
 _PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
-_ELEMENTS = {aten.dropout.default, torch.ops.favour.dropout.default}
-_ALPHA = {aten.alpha_dropout.default, aten.feature_alpha_dropout.default}
 
 
 def root(ctx: Context, x: Value, exponent: float) -> Surrogate:
@@ -105,14 +103,18 @@ def find_roots(graph: Graph, uncertain: Collection[Node]) -> None:
             if scaled is not None and plain is not source:
                 scaled.args = (plain, scale)
             drop = plain.args[0] if plain.target in _POOLS and len(plain.args) <= 3 and not plain.kwargs else None
-            if drop is not None and drop.target in _ELEMENTS and reads(drop) == reads(plain) == 1:
+            if drop is not None and _element_dropout(drop) and reads(drop) == reads(plain) == 1:
                 label = drop.module or "dropout"
-                node.args = (drop.args[0], drop.args[1], exponent, scale, label, plain.target, plain.args[1:])
+                node.args = (drop.args[0], drop.rate, exponent, scale, label, plain.target, plain.args[1:])
                 node.target, node.kwargs = dropped_root, {}
                 continue
             node.target, node.kwargs = root, {}
             node.args = (plain if scaled is None else scaled, exponent)
     graph.prune()
+
+
+def _element_dropout(node: Node) -> bool:
+    return node.draw is not None and node.draw.falls and not node.draw.channels
 
 
 def _number(value: Any, *, positive: bool = False) -> bool:
@@ -159,7 +161,7 @@ def _nonnegative(node: Any) -> bool:
         return True
     if node.target in _POWERS and _number(node.args[1]):
         return node.args[1] % 2 == 0 or _nonnegative(node.args[0])
-    if node.target in _SUMS or (node.target in DROPOUTS and node.target not in _ALPHA):
+    if node.target in _SUMS or (node.draw is not None and node.draw.falls):
         return _nonnegative(node.args[0])
     if node.target in (aten.add.Tensor, aten.add.Scalar, *_PRODUCTS) and not node.kwargs:
         return all([_nonnegative(a) for a in node.args[:2]])

@@ -16,20 +16,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from favour.errors import InvalidType, InvalidValue, ShapeMismatch, UnknownName, UnsupportedOperation
-from favour.graph.capture import DROPOUTS, Graph, Node, draws_numbers, nodes_in, replace_nodes
+from favour.graph.capture import Graph, Node, draws_numbers, nodes_in, replace_nodes
+from favour.graph.node import with_argument
 from favour.graph.sizes import entries
 from favour.passes.normalise.commuting import RANDOM, commute, rule_for
 from favour.passes.normalise.decompose import with_batch
 from favour.passes.normalise.fusion import FusedNode, fuse
 from favour.passes.normalise.roots import find_roots
 from favour.posterior import Posterior
-from favour.rules.dropout import check_rate
 from favour.rules.maxima import WITH_INDICES
 from favour.rules.registry import Rule
 
@@ -113,7 +113,6 @@ def configure(graph: Graph, dropout: Mapping[str, Any] | None) -> Graph:
     for name, p in dropout.items():
         if isinstance(p, bool) or not isinstance(p, (int, float, torch.Tensor)):
             raise InvalidType(f"`dropout` gives `{name}` the rate {p!r}; a number or a tensor is needed.")
-        check_rate(p, f"`{name}`")
     copies: dict[Node, Node] = {}
     constants = dict(graph.constants)
 
@@ -123,11 +122,11 @@ def configure(graph: Graph, dropout: Mapping[str, Any] | None) -> Graph:
     nodes: list[Node] = []
     for node in graph.nodes:
         args, kwargs = replace_nodes(node.args, copied), replace_nodes(node.kwargs, copied)
-        if node.kind == "call" and node.target in DROPOUTS:
-            p = dropout.get(node.module, args[1])
-            live = bool(args[2])
+        if node.draw is not None:
+            p = dropout.get(node.module, replace_nodes(node.rate, copied))
+            live = node.live
             if not isinstance(p, Node):
-                check_rate(p, node.place)
+                node.draw.check(p, f"`{node.module}`" if node.module in dropout else node.place)
             if not live and node.module in dropout and not (isinstance(p, (int, float)) and p == 0):
                 raise InvalidValue(
                     f"`dropout` gives `{node.module}` a rate, and the dropout there is switched off whatever the "
@@ -139,7 +138,7 @@ def configure(graph: Graph, dropout: Mapping[str, Any] | None) -> Graph:
             if isinstance(p, torch.Tensor):
                 p = _rate_node(p, node, constants)
                 nodes.append(p)
-            args = (args[0], p, live)
+            args, kwargs = with_argument(replace(node, args=args, kwargs=kwargs), node.draw.rate, p)
         new = Node(node.name, node.kind, node.target, args, kwargs, node.shape, node.dtype, node.module, node.where)
         copies[node] = new
         nodes.append(new)
@@ -216,7 +215,7 @@ def mark_uncertain(graph: Graph, inputs: Collection[str], posterior: Collection[
             random = node.target in posterior
         elif node.kind == "call" and node.target not in SHAPE_ONLY:
             random = (
-                node.target in DROPOUTS or node.target in RANDOM or any(source in uncertain for source in node.inputs)
+                node.draw is not None or node.target in RANDOM or any(source in uncertain for source in node.inputs)
             )
         else:
             random = False

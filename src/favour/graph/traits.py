@@ -1,0 +1,211 @@
+"""What a pass may know of an operation: its traits, declared where its rule is registered.
+
+Passes never ask which operation a node calls, but what it does: "element-wise and homogeneous", "draws a mask per
+channel", "a view with this inverse". An operation of a user's own that declares the same traits is rewritten like
+favour's. The table is by overload; operations without a rule (comparisons, what reads only shapes) have traits too.
+
+    f homogeneous      f(a·x) = a·f(x) for a ≥ 0
+    f monotone         nondecreasing in its first argument
+    f row-wise         acts on every row of the last axis alone
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from favour.errors import InvalidValue, ShapeMismatch
+
+Range = tuple[float, float]
+Claim = bool | Callable[..., bool]  # always, or as the further arguments have it
+
+
+def check_rate(p: Any, where: str) -> None:
+    """Raise unless 0 ≤ p < 1 everywhere."""
+    if isinstance(p, Tensor):
+        if not torch.compiler.is_compiling() and not bool(((p >= 0) & (p < 1)).all()):
+            raise InvalidValue(
+                f"dropout probabilities at {where} must lie in [0, 1); got values from {p.min()} to {p.max()}."
+            )
+    elif not 0 <= p < 1:
+        raise InvalidValue(f"the dropout probability at {where} must lie in [0, 1); got {p}.")
+
+
+def _scaled_mask(random: Any, shape: tuple[int, ...], p: Any, dtype: torch.dtype) -> Tensor:
+    return random.scaled_mask(shape, p, dtype)
+
+
+def _multiplied(x: Tensor, draw: Tensor, p: Any) -> Tensor:
+    return x * draw
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """What an operation on x draws, anew at each call and for each input: a kind of dropout.
+
+    With rate 0, or switched off, the operation is x. Nothing else about a kind is said elsewhere: the sampler, rate
+    overrides (`dropout={…: p}`), the adapters' silence and the checks of files read this.
+
+    Attributes:
+        channels: One draw for each channel (dimension 1) and input, instead of one for each entry.
+        falls: y = D ∘ x with D ∈ {0, 1/(1 − p)} and P(D = 0) = p; what commutes with such a factor then does.
+        sample: (random, shape, p, dtype) to draws of that shape; `random` has `scaled_mask`, `normal` and `uniform`.
+        apply: (x, draws, p) to y. By default x ∘ draws.
+        rate, live: Positions of the rate and of the flag that switches it on; None: always on.
+        check: (p, where) raises unless p is a rate.
+
+    Example:
+        Multiplicative Gaussian noise, y = x∘(1 + √p·z), z ~ N(0, 1):
+
+        >>> from favour import Draw
+        >>> gaussian = Draw(sample=lambda random, shape, p, dtype: 1 + p**0.5 * random.normal(shape, dtype))
+    """
+
+    channels: bool = False
+    falls: bool = False
+    sample: Callable[[Any, tuple[int, ...], Any, torch.dtype], Tensor] = _scaled_mask
+    apply: Callable[[Tensor, Tensor, Any], Tensor] = _multiplied
+    rate: int = 1
+    live: int | None = 2
+    check: Callable[[Any, str], None] = check_rate
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Of the draws for a tensor (batch, *event)."""
+        return (*shape[:2], *[1] * (len(shape) - 2)) if self.channels else tuple(shape)
+
+    def check_shape(self, p: Any, shape: tuple[int, ...], where: str) -> None:
+        """Raise unless p has one entry for each draw."""
+        space = len(shape) - 2
+        told = p.shape[max(p.ndim - space, 0) :] if self.channels and isinstance(p, Tensor) and p.ndim else ()
+        if any(size != 1 for size in told):
+            raise ShapeMismatch(
+                f"the dropout at {where} drops whole channels of a {tuple(shape)} tensor, so its rates need the shape "
+                f"{(shape[1], *[1] * space)}, not {tuple(p.shape)}: one for each channel."
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Link:
+    """The operation makes probabilities of logits: over one axis together (`joint`), or each alone.
+
+    `log`: their logarithms.
+    """
+
+    joint: bool
+    log: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """A norm whose result is multiplied by the argument `weight` and moved by `bias`, which lie along the channels
+    (dimension 1) or along the last axes."""
+
+    weight: str
+    bias: str | None
+    channels: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Traits:
+    """What an operation does, as far as passes ask.
+
+    Element by element:
+        elementwise: An entry of the result depends on that entry of the tensor arguments, which broadcast.
+        affine: Positions of arguments in which it is affine, the others given; element-wise.
+        homogeneous, monotone: In the first argument; a function of the further arguments where they decide.
+        image: Bounds of the result, whatever the arguments.
+        bounds: Bounds of the result from those of the arguments, (low, high) each; numbers arrive as such bounds.
+        power: The result is x to this power, a number or a function of the further arguments.
+        scalar: How it acts on scalar functions, `favour.scalar.composed`; for arithmetic of several of them.
+
+    Entries and where they are:
+        keeps: The result has the entries of its first argument at their places: copies, dtypes, devices.
+        ordered: The same entries in the same order, in another shape.
+        permutes: Every entry of the argument once, somewhere else.
+        within: Its entries are entries of the argument, or averages of some.
+        sums: Sums or averages of entries, with weights ≥ 0.
+        row_wise: Acts on each row of the last axis alone.
+        reduces: Takes (x, dims, keepdim) and reduces over dims.
+        inverse: Of a view: (base, value, rest, size) to the operation and arguments that write `value` back into
+            `base`, given the view's further arguments and the base's sizes; None where it cannot.
+        pieces: (index, rest, size) to the view that piece `index` of the result is, an operation and its further
+            arguments.
+
+    What it reads and makes:
+        draws: What it draws.
+        random: It draws something else, and has a rule that knows of it.
+        shape_only: Reads the shape of its arguments, never their values.
+        lookup: Its arguments to what they look up: (index, table, axis, negative counts from the end).
+        own_weight: Its rule reads a parameter with a posterior itself; a draw of it for each input would not do.
+        norm: A norm with a weight and a bias.
+        link: Makes probabilities.
+        pool: Reduces windows of each channel; `maximum`: to their largest entry, else to their average.
+        indices: Its results are values and where they were.
+        linear: Its result is linear in a weight, a product's or a table's.
+    """
+
+    elementwise: bool = False
+    affine: tuple[int, ...] = ()
+    homogeneous: Claim = False
+    monotone: Claim = False
+    image: Range | None = None
+    bounds: Callable[..., Range] | None = None
+    power: float | Callable[..., Any] | None = None
+    scalar: Callable[..., Any] | None = None
+    keeps: bool = False
+    ordered: bool = False
+    permutes: bool = False
+    within: bool = False
+    sums: bool = False
+    row_wise: bool = False
+    reduces: bool = False
+    inverse: Callable[..., tuple[Any, tuple] | None] | None = None
+    pieces: Callable[..., tuple[Any, tuple] | None] | None = None
+    draws: Draw | None = None
+    random: bool = False
+    shape_only: bool = False
+    lookup: Callable[..., list[tuple[Any, Any, int, bool]]] | None = None
+    own_weight: bool = False
+    norm: Affine | None = None
+    link: Link | None = None
+    pool: bool = False
+    maximum: bool = False
+    indices: bool = False
+    linear: bool = False
+
+    def merged(self, other: Traits) -> Traits:
+        """These and the other's."""
+        told = {f.name: getattr(other, f.name) for f in fields(other) if getattr(other, f.name) != f.default}
+        return replace(self, **told)
+
+
+NONE = Traits()
+_TABLE: dict[Any, Traits] = {}
+
+
+def declare(*targets: Any, traits: Traits) -> None:
+    """Say what operations do, beside what has been said of them."""
+    for target in targets:
+        _TABLE[target] = _TABLE.get(target, NONE).merged(traits)
+
+
+def set_traits(target: Any, traits: Traits) -> None:
+    """Say all that is known of an operation; what was said before is forgotten."""
+    _TABLE[target] = traits
+
+
+def traits_of(target: Any) -> Traits:
+    """What is known of an operation; all traits are false of one that nobody declared."""
+    try:
+        return _TABLE.get(target, NONE)
+    except TypeError:  # no target of a call
+        return NONE
+
+
+def holds(claim: Claim, *args: Any, **kwargs: Any) -> bool:
+    """Whether a claim is true for these further arguments."""
+    return claim(*args, **kwargs) if callable(claim) else claim
