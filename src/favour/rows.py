@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.graph.interpreter import interpret
 from favour.graph.node import Node
 from favour.methods.forward import DiagonalOnly, Sweep, evaluate, surrogate_of
 from favour.passes.plan.steps import Plan
@@ -50,24 +51,25 @@ def check_rows(plan: Plan, values: Mapping[Node, Any], ctx: Context) -> bool:
     ctx = replace(ctx, shared={}, cache=None)
     representation, sweep = DiagonalOnly(), Sweep({})
     problems: list[str] = []
-    for step in plan.steps:
-        node = step.node
+    steps = {step.node: step for step in plan.steps}
+
+    def handle(node: Node, values: Mapping[Node, Any]) -> Any:
+        step = steps[node]
         if not step.uncertain:
-            taken[node] = evaluate(node, taken)
-        else:
-            here = ctx.at(node.name, node.module, node.place)
-            before = dict(ctx.shared)
-            made = surrogate_of(step, taken, here)
-            found = [representation.absorb(s, step, sweep) for s in _listed(made)]
-            for sign in (1.0, -1.0):
-                changed = {**taken, **{n: _with_other_row(taken[n], sign) for n in node.inputs}}
-                again = _listed(surrogate_of(step, changed, replace(here, shared=dict(before))))
-                if not all(_alike(a, representation.absorb(b, step, sweep)) for a, b in zip(found, again, strict=True)):
-                    problems.append(f"`{node.target}` at {node.place}")
-                    break
-            taken[node] = found if isinstance(made, list) else found[0]
-        for done in step.done:
-            taken.pop(done, None)
+            return evaluate(node, values)
+        here = ctx.at(node.name, node.module, node.place)
+        before = dict(ctx.shared)
+        made = surrogate_of(step, values, here)
+        found = [representation.absorb(s, step, sweep) for s in _listed(made)]
+        for sign in (1.0, -1.0):
+            changed = {**values, **{n: _with_other_row(values[n], sign) for n in node.inputs}}
+            again = _listed(surrogate_of(step, changed, replace(here, shared=dict(before))))
+            if not all(_alike(a, representation.absorb(b, step, sweep)) for a, b in zip(found, again, strict=True)):
+                problems.append(f"`{node.target}` at {node.place}")
+                break
+        return found if isinstance(made, list) else found[0]
+
+    interpret(steps, taken, handle, plan.done)
     if problems:
         lines = "\n".join(f"  - {p}" for p in dict.fromkeys(problems))
         raise UnsupportedOperation(

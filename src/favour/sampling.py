@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from favour.errors import InvalidType, InvalidValue, UnsupportedOperation
-from favour.graph.capture import Graph, Node, draws_numbers, replace_nodes
+from favour.graph.interpreter import call, interpret
+from favour.graph.node import Graph, Node, draws_numbers, replace_nodes
 from favour.graph.sizes import bound_sizes, size_of
 from favour.passes.plan.steps import mark_uncertain
 from favour.posterior import Posterior
@@ -45,7 +46,7 @@ class Sampler:
         for node in graph.nodes:  # whatever reads an uncertain node, its shape included, runs with the draws
             if node.kind == "call" and any(s in late for s in node.inputs):
                 late.add(node)
-        calls = [n for n in graph.nodes if n.kind == "call"]
+        calls = graph.calls
         self.prologue = [n for n in calls if n not in late]
         self.tail = [n for n in calls if n in late]
         self.dropouts = [n for n in self.tail if n.draw is not None]
@@ -76,12 +77,7 @@ class Sampler:
             One entry per output of the graph, tensors of shape (n, *output shape).
         """
         check_count(n)
-        values = dict(values)
-        for node in self.prologue:
-            values[node] = node.target(
-                *replace_nodes(node.args, values.__getitem__),
-                **replace_nodes(node.kwargs, values.__getitem__),
-            )
+        values = interpret(self.prologue, dict(values), call)
         sizes = self._bind(values)
         random = MaskSource(generator, self._device(values))
         per_draw = sum(int(np.prod([size_of(s, sizes) for s in node.shape or ()])) for node in self.tail)
@@ -102,17 +98,14 @@ class Sampler:
         known = dict(values)  # also sizes, which are no tensors and the same in every draw
 
         def once(drawn_masks: list[Tensor], drawn_weights: list[Tensor]) -> list[Tensor]:
-            env = dict(values)
-            env.update(zip(self.weights, drawn_weights, strict=True))
             mask = dict(zip(self.dropouts, drawn_masks, strict=True))
-            for node in self.tail:
-                args = replace_nodes(node.args, env.__getitem__)
-                if node in mask:
-                    rate = replace_nodes(node.rate, env.__getitem__)
-                    assert node.draw is not None
-                    env[node] = node.draw.apply(args[0], mask[node], rate)
-                else:
-                    env[node] = node.target(*args, **replace_nodes(node.kwargs, env.__getitem__))
+
+            def drawn(node: Node, env: Mapping[Node, Any]) -> Any:
+                if node.draw is None:
+                    return call(node, env)
+                return node.draw.apply(env[node.args[0]], mask[node], replace_nodes(node.rate, env.__getitem__))
+
+            env = interpret(self.tail, values | dict(zip(self.weights, drawn_weights, strict=True)), drawn)
             known.update((o, env[o]) for o in outputs if o.shape is None)
             return [env[o] for o in late]
 

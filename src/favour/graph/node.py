@@ -147,6 +147,11 @@ class Graph:
     constants: dict[str, Tensor]
     aliases: dict[str, str]
 
+    @property
+    def calls(self) -> list[Node]:
+        """What is computed, in order."""
+        return [n for n in self.nodes if n.kind == "call"]
+
     def users(self) -> dict[Node, list[Node]]:
         """For each node, the nodes that read it."""
         table: dict[Node, list[Node]] = {node: [] for node in self.nodes}

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from favour.errors import CorruptFile, FavourError
 from favour.files.tensors import DTYPES
+from favour.graph.interpreter import arguments, interpret
 from favour.graph.node import Graph, Node, nodes_in, replace_nodes
 from favour.graph.sizes import size_of
 
@@ -66,12 +67,11 @@ class _Rehearsal:
                 self.values[node] = fixed if node.shape is None else self._declared(node)
         self.largest = max(self.largest, largest_allowed(t for t in self.values.values() if isinstance(t, Tensor)))
         left = 8 * self.largest
-        for node in self.graph.nodes:
+
+        def handle(node: Node, values: Mapping[Node, Any]) -> Any:
+            nonlocal left
             value = self._value(node)
-            self.values[node] = value
-            if node.kind != "call":
-                continue
-            for tensor in pytree.tree_leaves(value):
+            for tensor in pytree.tree_leaves(value) if node.kind == "call" else ():
                 if isinstance(tensor, Tensor):
                     size = tensor.numel() * tensor.element_size()
                     left -= size
@@ -80,6 +80,9 @@ class _Rehearsal:
                             f"`{node.target}` at {node.place} makes a tensor of shape {tuple(tensor.shape)}, which "
                             "nothing in the file explains"
                         )
+            return value
+
+        interpret(self.graph.nodes, self.values, handle)
         unknown = [n for n in nodes_in(self.graph.outputs) if n not in self.values]
         if unknown:
             raise CorruptFile(f"its outputs are {unknown}, which are not among its nodes")
@@ -99,8 +102,7 @@ class _Rehearsal:
             raise CorruptFile(f"it has a node of kind {node.kind!r}")
         if not isinstance(node.target, torch._ops.OpOverload):
             return self._number(node)
-        args, kwargs = (replace_nodes(a, self.values.__getitem__) for a in (node.args, node.kwargs))
-        args, kwargs = pytree.tree_map(on_meta, (args, kwargs))
+        args, kwargs = pytree.tree_map(on_meta, arguments(node, self.values))
         if node.draw is not None and args and isinstance(args[0], Tensor):  # its rate may be a tensor, unlike torch's
             self._compare(node, args[0])
             return args[0]

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from favour.graph.capture import Graph, Node, copied_structure, replace_nodes
+from favour.graph.capture import copied_structure
+from favour.graph.interpreter import interpret, noiseless
+from favour.graph.node import Node
 from favour.posterior import Posterior
 from favour.tensors import graph_values
 
@@ -25,20 +27,6 @@ if TYPE_CHECKING:
 # Relative to the largest output: other kernels and another order of sums may differ by so much.
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
 _COARSE = 5e-2
-
-
-def noiseless(graph: Graph, values: dict[Node, Any]) -> list[Any]:
-    """The graph's outputs with every dropout left out; `values` are those of its leaves."""
-    values = dict(values)
-    for node in graph.nodes:
-        if node.kind != "call":
-            continue
-        args = replace_nodes(node.args, values.__getitem__)
-        if node.draw is not None:
-            values[node] = args[0]
-        else:
-            values[node] = node.target(*args, **replace_nodes(node.kwargs, values.__getitem__))
-    return [values[o] if isinstance(o, Node) else o for o in graph.outputs]
 
 
 def live_difference(predict: Predictor, args: tuple, kwargs: Mapping[str, Any]) -> str | None:
@@ -63,8 +51,9 @@ def live_difference(predict: Predictor, args: tuple, kwargs: Mapping[str, Any]) 
         if _gap(twice[0][0], twice[1][0]) is not None:
             return None
         values, _ = graph_values(predict.graph, predict.store, predict._leaves(args, kwargs), Posterior({}))
-        graph_leaves = {node: values[node.name] for node in predict.graph.nodes if node.kind != "call"}
-        captured = noiseless(predict.graph, graph_leaves)
+        graph = predict.graph
+        env = interpret(graph.calls, {n: values[n.name] for n in graph.nodes if n.kind != "call"}, noiseless)
+        captured = [env[o] if isinstance(o, Node) else o for o in graph.outputs]
     live, _ = twice[0]
     if len(live) != len(captured):
         return (

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from favour.graph.capture import Node, replace_nodes
+from favour.graph.interpreter import arguments, interpret
+from favour.graph.node import Node, replace_nodes
 from favour.passes.normalise.fusion import FusedNode, fused_surrogate
 from favour.passes.plan.steps import Plan, Step
 from favour.surrogate import (
@@ -102,24 +103,23 @@ def run(
         keep_tape: Record surrogates for a reverse sweep (and keep what they refer to alive).
     """
     sweep = Sweep(values)
-    for step in plan.steps:
-        node = step.node
-        if step.uncertain:
-            made = surrogate_of(step, values, ctx.at(node.name, node.module, node.place))
-            results = []
-            for surrogate in made if isinstance(made, list) else [made]:
-                value = representation.absorb(surrogate, step, sweep)
-                value.name = node.name
-                results.append(value)
-                if keep_tape:
-                    sweep.tape.append(Entry(value, surrogate, step))
-            values[node] = results if isinstance(made, list) else results[0]
-        else:
-            values[node] = evaluate(node, values)
-        if not keep_tape:
-            for done in step.done:
-                if not step.output or done is not node:
-                    values.pop(done, None)
+    steps = {step.node: step for step in plan.steps}
+
+    def handle(node: Node, values: Mapping[Node, Any]) -> Any:
+        step = steps[node]
+        if not step.uncertain:
+            return evaluate(node, values)
+        made = surrogate_of(step, values, ctx.at(node.name, node.module, node.place))
+        results = []
+        for surrogate in made if isinstance(made, list) else [made]:
+            value = representation.absorb(surrogate, step, sweep)
+            value.name = node.name
+            results.append(value)
+            if keep_tape:
+                sweep.tape.append(Entry(value, surrogate, step))
+        return results if isinstance(made, list) else results[0]
+
+    interpret(steps, values, handle, None if keep_tape else plan.done)
     return sweep
 
 
@@ -131,8 +131,7 @@ def surrogate_of(step: Step, values: Mapping[Node, Any], ctx: Context) -> Surrog
         known = {n: values[n] for n in node.args[1:]}
         return fused_surrogate(ctx, node, values[node.root], known)
     assert step.rule is not None
-    args = replace_nodes(node.args, values.__getitem__)
-    kwargs = replace_nodes(node.kwargs, values.__getitem__)
+    args, kwargs = arguments(node, values)
     return step.rule.function(ctx, *args, **kwargs)
 
 

@@ -22,7 +22,8 @@ from favour.classify.head.match import weighed, weight_of
 from favour.classify.head.tables import tables
 from favour.classify.simplex import GIVEN
 from favour.errors import InvalidValue, UnsupportedOperation
-from favour.graph.node import Node, replace_nodes
+from favour.graph.interpreter import call, interpret
+from favour.graph.node import Node
 from favour.methods.engine import infer
 from favour.posterior import Posterior
 from favour.slices import slices
@@ -229,15 +230,16 @@ def _tail(
         local = dict(env)
         if head.cut is not None and at_cut is not None:
             local[head.cut] = _at_cut(at_cut, normals[head.cut.name], latent)
-        for node in head.tail:
+
+        def drawn(node: Node, local: Mapping[Node, Any]) -> Tensor:
             if node.name in masks:
-                local[node] = local[node.args[0]] * masks[node.name]
-            elif node in head.folded or node.name in normals:
+                return local[node.args[0]] * masks[node.name]
+            if node in head.folded or node.name in normals:
                 layer = MaskedLinear.of(node, local, head.folded.get(node), masks, variances, kept)
-                local[node] = layer.one(normals.get(node.name))
-            else:
-                args, kwargs = replace_nodes((node.args, node.kwargs), local.__getitem__)
-                local[node] = node.target(*args, **kwargs)
+                return layer.one(normals.get(node.name))
+            return call(node, local)
+
+        interpret(head.tail, local, drawn)
         if head.last is None:
             return local[head.graph.outputs[0]].unsqueeze(-1)
         layer = MaskedLinear.of(head.last, local, head.folded.get(head.last), masks, variances, kept)

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from favour.graph.capture import Graph, Node, replace_nodes
-from favour.graph.node import rewired
+from favour.graph.interpreter import Values, arguments, interpret
+from favour.graph.node import Graph, Node, replace_nodes, rewired
 from favour.passes.normalise.traced import ARITHMETIC, Kinks, Traced, apply_function
 from favour.rules.registry import RULES, pointwise_surrogate
 from favour.scalar import ScalarFunction
@@ -180,18 +180,16 @@ FUSED = _Fused()
 def trace(node: FusedNode, x: Tensor, known: dict[Node, Any]) -> tuple[Traced, Kinks]:
     """Run a fused body at x: the result as value and slope, and where it may have kinks."""
     kinks = Kinks()
-    env: dict[Node, Any] = dict(known)
-    assert node.root is not None
-    env[node.root] = Traced(x, 1.0, ((1.0, 0.0),))
-    result: Any = None
-    for inner in node.body:
-        args, kwargs = replace_nodes((inner.args, inner.kwargs), env.__getitem__)
+
+    def traced(inner: Node, env: Values) -> Any:
+        args, kwargs = arguments(inner, env)
         if inner.target in ARITHMETIC:
-            result = ARITHMETIC[inner.target](kinks, *args, **{k: v for k, v in kwargs.items() if k == "alpha"})
-        else:
-            result = apply_function(kinks, inner.target, *args, **kwargs)
-        env[inner] = result
-    return result, kinks
+            return ARITHMETIC[inner.target](kinks, *args, **{k: v for k, v in kwargs.items() if k == "alpha"})
+        return apply_function(kinks, inner.target, *args, **kwargs)
+
+    assert node.root is not None
+    env = interpret(node.body, {**known, node.root: Traced(x, 1.0, ((1.0, 0.0),))}, traced)
+    return env[node.body[-1]], kinks
 
 
 def _leaves_its_domain(node: Node) -> bool:

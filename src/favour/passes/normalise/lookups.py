@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from favour.errors import InvalidValue
+from favour.graph.interpreter import call, interpret
 from favour.graph.node import Graph, Node, draws_numbers, replace_nodes, rewired
 
 aten = torch.ops.aten
@@ -111,14 +112,9 @@ def guarded(graph: Graph, lookups: Sequence[Lookup]) -> Graph:
 
 def _computed(lookup: Lookup, values: Mapping[str, Any]) -> Tensor:
     """The index, given inputs, parameters and constants by name."""
-    known: dict[Node, Any] = {}
-
-    def value(node: Node) -> Any:
-        return known[node] if node in known else values[node.name]
-
-    for node in lookup.needed:
-        known[node] = node.target(*replace_nodes(node.args, value), **replace_nodes(node.kwargs, value))
-    return value(lookup.index)
+    read = [lookup.index, *(s for n in lookup.needed for s in n.inputs)]
+    leaves = {n: values[n.name] for n in read if n.kind != "call"}
+    return interpret(lookup.needed, leaves, call)[lookup.index]
 
 
 def inside(lookups: Sequence[Lookup], values: Mapping[str, Any], batch: int) -> Tensor:

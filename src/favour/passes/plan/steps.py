@@ -95,6 +95,10 @@ class Plan:
         """How many numbers a tensor holds per input; a symbolic size that is not known counts as 1."""
         return entries((shape or ())[1:], self.sizes)
 
+    def __post_init__(self) -> None:
+        # By step, what nobody reads after it.
+        self.done = {s.node: [n for n in s.done if n is not s.node or not s.output] for s in self.steps}
+
     def bind(self, values: Mapping[str, Any]) -> dict[Node, Any]:
         """Values of inputs, parameters and constants by node, given them by name."""
         return {node: values[node.name] for node in self.leaves}
