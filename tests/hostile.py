@@ -25,7 +25,7 @@ from favour.graph.node import Graph, Node
 from favour.methods.settings import Settings
 from favour.passes.plan.steps import configure
 from favour.posterior import Posterior
-from favour.predictor import Predictor
+from favour.predictor.predictor import Predictor
 from favour.rules.maxima import WITH_INDICES
 
 aten = torch.ops.aten

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import favour
 from favour.graph.sizes import size_of
-from favour.sampling import MaskSource
+from favour.methods.sampling import MaskSource
 
 float64 = torch.float64
 

@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import favour
+from favour.predictor.streaming import arguments
 from favour.progress import Bar
-from favour.streaming import arguments
 
 
 class Two(nn.Module):
@@ -125,7 +125,7 @@ def test_stream_of_nothing(predict):
 
 def test_stream_on_another_device_leaves_the_predictor(predict):
     """The meta device has shapes only, but shows where tensors went."""
-    from favour.streaming import _copied
+    from favour.predictor.streaming import _copied
 
     weight = predict.store.take("0.weight")
     twin = _copied(predict, torch.device("meta"))

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import favour
-from favour.streaming import _Lane
+from favour.predictor.streaming import _Lane
 
 pytestmark = pytest.mark.gpu
 

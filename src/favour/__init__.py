@@ -10,8 +10,6 @@ from favour.belief.joint import Joint
 from favour.classify.calibration import Calibrated, calibrate
 from favour.classify.conformal import ConformalInterval, ConformalSet
 from favour.classify.predictive import fit_noise, probabilities
-from favour.compilation import compile
-from favour.draws import sample
 from favour.errors import (
     AmbiguousOutputs,
     CaptureError,
@@ -43,7 +41,9 @@ from favour.graph.traits import Draw, Traits
 from favour.inspect.attribution import Attribution
 from favour.inspect.check import Check, check
 from favour.posterior import Diagonal, Full, Kronecker, Posterior, Rotated, Rows
-from favour.predictor import Predictor
+from favour.predictor.compilation import compile
+from favour.predictor.draws import sample
+from favour.predictor.predictor import Predictor
 from favour.rules import rule
 from favour.saving import load
 from favour.surrogate import DenseNoise, DiagonalNoise, LinearMap, Noise, Surrogate, identity, scaling, structural

@@ -30,7 +30,7 @@ from favour.graph.node import Graph, Node
 from favour.graph.rehearsal import rehearse
 from favour.methods.settings import Settings
 from favour.posterior import Posterior
-from favour.predictor import Predictor
+from favour.predictor.predictor import Predictor
 
 
 def save(predictor: Predictor, path: str | os.PathLike[str]) -> None:

@@ -30,7 +30,7 @@ from favour.classify.head.match import ridged
 from favour.classify.simplex import sums_to_one
 from favour.classify.targets import fitting, pairs
 from favour.errors import InvalidType, InvalidValue, NotCalibrated, ShapeMismatch
-from favour.predictor import Predictor
+from favour.predictor.predictor import Predictor
 
 _NODES = 64  # for fitting; the probabilities of the result take the default number
 

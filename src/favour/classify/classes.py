@@ -26,7 +26,7 @@ from favour.errors import InvalidValue, UnsupportedOperation
 from favour.passes.normalise.ending import SOFTMAX, Ending, ending, without_links
 
 if TYPE_CHECKING:
-    from favour.predictor import Predictor
+    from favour.predictor.predictor import Predictor
 
 _NO_LOGITS = (
     "the model returns probabilities that are no softmax or sigmoid of numbers in its graph, so there are no logits. "

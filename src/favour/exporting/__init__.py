@@ -38,7 +38,7 @@ from favour.exporting.plain import Plain, simplified
 from favour.files.replacing import replaced
 from favour.graph.tracing import TRACING
 from favour.passes.normalise.lookups import find_lookups
-from favour.predictor import Predictor
+from favour.predictor.predictor import Predictor
 from favour.progress import Progress
 
 __all__ = ["export"]

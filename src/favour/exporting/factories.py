@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from favour.errors import CorruptFile, InvalidType, InvalidValue, ShapeMismatch, UnknownName
 from favour.extras import require
-from favour.predictor import Predictor
+from favour.predictor.predictor import Predictor
 
 
 def make(source: str, weights: str | os.PathLike[str] | None = None) -> tuple[nn.Module, Any]:

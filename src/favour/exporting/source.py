@@ -14,10 +14,10 @@ import os
 import torch
 from torch import Tensor
 
-from favour.compilation import compile
 from favour.errors import InvalidValue
 from favour.exporting.factories import make
-from favour.predictor import Predictor
+from favour.predictor.compilation import compile
+from favour.predictor.predictor import Predictor
 from favour.saving import load
 
 

@@ -24,7 +24,7 @@ from favour.inspect.live import live_difference
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from favour.predictor import Predictor
+    from favour.predictor.predictor import Predictor
 
 # What counts as small: a mean off by .15 standard deviations, a covariance as good as that of some 200 samples.
 MEAN_ERROR, COVARIANCE_ERROR, RANKING = 0.15, 0.15, 0.9

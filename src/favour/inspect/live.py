@@ -19,10 +19,10 @@ from favour.graph.capture import copied_structure
 from favour.graph.interpreter import interpret, noiseless
 from favour.graph.node import Node
 from favour.posterior import Posterior
-from favour.tensors import graph_values
+from favour.predictor.tensors import graph_values
 
 if TYPE_CHECKING:
-    from favour.predictor import Predictor
+    from favour.predictor.predictor import Predictor
 
 # Relative to the largest output: other kernels and another order of sums may differ by so much.
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}

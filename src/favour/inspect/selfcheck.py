@@ -29,7 +29,7 @@ from favour.inspect.agreement import Tally
 from favour.inspect.live import live_difference
 
 if TYPE_CHECKING:
-    from favour.predictor import Predictor
+    from favour.predictor.predictor import Predictor
 
 DRAWS, FEWEST, CHUNK = 200, 60, 20
 INPUTS = 8

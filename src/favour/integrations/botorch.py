@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from favour.errors import InvalidType, MissingExtra, ShapeMismatch, UnsupportedOperation
-from favour.predictor import Predictor
+from favour.predictor.predictor import Predictor
 
 try:
     with warnings.catch_warnings():  # linear_operator still uses torch.jit.script

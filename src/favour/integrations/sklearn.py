@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from favour.belief import Belief
 from favour.classify.classes import classifier, ending_of
 from favour.classify.simplex import sums_to_one
-from favour.compilation import compile
 from favour.errors import InvalidType, InvalidValue, MissingExtra
-from favour.predictor import Predictor
+from favour.predictor.compilation import compile
+from favour.predictor.predictor import Predictor
 
 try:
     from scipy.optimize import minimize_scalar

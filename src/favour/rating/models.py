@@ -37,7 +37,7 @@ from favour.exporting.exported import load_exported
 from favour.exporting.factories import make
 from favour.graph.graph_io import graph_to_json
 from favour.posterior import Posterior
-from favour.predictor import Predictor
+from favour.predictor.predictor import Predictor
 
 EXPORTED = (".onnx", ".pt2")
 TASKS = (*KINDS, "regression")

@@ -26,12 +26,12 @@ from favour.graph.interpreter import call, interpret
 from favour.graph.node import Node
 from favour.methods.engine import infer
 from favour.posterior import Posterior
-from favour.slices import slices
+from favour.predictor.slices import slices
+from favour.predictor.tensors import check_inputs
 from favour.surrogate.value import Value, mean_of
-from favour.tensors import check_inputs
 
 if TYPE_CHECKING:
-    from favour.predictor import Predictor
+    from favour.predictor.predictor import Predictor
 
 _HELD = (2**24, 2**18)  # numbers in one layer of the draws at once: what keeps a GPU busy, what fits a CPU's cache
 _BLOCK, _LEAST = 2**20, 128  # numbers in the logits of the draws at once, and rows at least

@@ -23,7 +23,7 @@ from favour.rules.registry import RULES
 
 if TYPE_CHECKING:
     from favour.classify.head.tables import Tables
-    from favour.predictor import Predictor
+    from favour.predictor.predictor import Predictor
 
 aten = torch.ops.aten
 

@@ -89,7 +89,7 @@ class Plan:
     correction: tuple[dict[str, int], float] | None = None  # measured memory over predicted, and at which sizes
     mixed: set[str] = field(default_factory=set)  # parameters read several times, in ways that differ; see `Weight`
     batch: int | str | None = None  # the size of dimension 0, as in the nodes' shapes
-    row_wise: bool = False  # known to keep the inputs of a batch apart; see `favour.rows`
+    row_wise: bool = False  # known to keep the inputs of a batch apart; see `favour.passes.plan.rows`
 
     def entries(self, shape: tuple[int | str, ...] | None) -> int:
         """How many numbers a tensor holds per input; a symbolic size that is not known counts as 1."""

@@ -28,7 +28,7 @@ from favour.errors import FavourError, InvalidType, InvalidValue
 from favour.progress import Bar
 
 if TYPE_CHECKING:
-    from favour.predictor import Predictor
+    from favour.predictor.predictor import Predictor
 
 Results = Sequence[str] | Mapping[str, Callable[[Any], Any]]
 NAMES = ("mean", "variance", "stddev", "covariance_matrix", "probabilities", "batch")

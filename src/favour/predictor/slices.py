@@ -14,7 +14,7 @@ from favour.methods.memory import measure, rows_within
 from favour.posterior import Posterior
 
 if TYPE_CHECKING:
-    from favour.predictor import Predictor
+    from favour.predictor.predictor import Predictor
 
 
 def slices(predict: Predictor, leaves: list[Any], posterior: Posterior) -> list[list[Any]]:

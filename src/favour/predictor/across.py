@@ -23,11 +23,11 @@ from favour.errors import InvalidType, InvalidValue
 from favour.graph.node import Node
 from favour.methods.across import covariance_between, moments_between
 from favour.methods.engine import forward_for_adjoint, result_of
+from favour.predictor.tensors import check_inputs
 from favour.surrogate.value import Value, Weight
-from favour.tensors import check_inputs
 
 if TYPE_CHECKING:
-    from favour.predictor import Predictor
+    from favour.predictor.predictor import Predictor
 
 MASKS = ("shared", "independent")
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from favour.errors import ReducedCovariance
-from favour.following import Origin
 from favour.graph.capture import capture, split_example
 from favour.graph.dynamic import Dynamic
 from favour.graph.node import Node
@@ -21,9 +20,10 @@ from favour.methods.choice import DEFAULT_RANK, outputs, predicted
 from favour.methods.settings import Settings
 from favour.passes.plan.steps import configure, truncate
 from favour.posterior import Posterior
-from favour.predictor import Predictor
+from favour.predictor.following import Origin
+from favour.predictor.predictor import Predictor
+from favour.predictor.tensors import matched, named_tensors
 from favour.progress import Progress
-from favour.tensors import matched, named_tensors
 
 
 def compile(

@@ -18,28 +18,27 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from favour import across
 from favour.belief import Belief, intervals
 from favour.belief.joint import Joint, concatenated, split
 from favour.classify import classes
 from favour.classify.head import Head, find_head
 from favour.errors import ChangedModel, FavourError, InvalidType, InvalidValue, StalePredictor, computing
-from favour.following import Origin, Structure, Values, same_graph
 from favour.graph.node import Graph, Node
 from favour.graph.sizes import bound_sizes
 from favour.inspect.attribution import Attribution
 from favour.inspect.selfcheck import SelfCheck
 from favour.methods.choice import Choice, choose
 from favour.methods.engine import Settings, infer, infer_parts
+from favour.methods.sampling import Sampler
 from favour.passes.normalise.ending import Ending
 from favour.passes.normalise.lookups import Lookup, check_lookups, find_lookups
+from favour.passes.plan.rows import check_rows
 from favour.passes.plan.steps import Plan, converted, make_plan
 from favour.posterior import Posterior
-from favour.rows import check_rows
-from favour.sampling import Sampler
-from favour.slices import slices
-from favour.surrogate.value import Context, Value
-from favour.tensors import (
+from favour.predictor import across
+from favour.predictor.following import Origin, Structure, Values, same_graph
+from favour.predictor.slices import slices
+from favour.predictor.tensors import (
     Cached,
     Store,
     attach,
@@ -51,6 +50,7 @@ from favour.tensors import (
     renamed,
     version_of,
 )
+from favour.surrogate.value import Context, Value
 
 if TYPE_CHECKING:
     from favour.classify.calibration import Calibrated
@@ -311,7 +311,7 @@ class Predictor(nn.Module):
         return split(self.graph, results, self._bound_sizes(self._leaves(args, kwargs)))
 
     def joint(self, *args: Any, group: int | None = None, masks: str = "shared", **kwargs: Any) -> Any:
-        """One belief over the outputs at all inputs, which meet the same network (see `favour.across`).
+        """One belief over the outputs at all inputs, which meet the same network (see `favour.predictor.across`).
 
         Args:
             args, kwargs: The model's.
@@ -487,7 +487,7 @@ class Predictor(nn.Module):
         prefetch: int = 2,
         progress: bool = True,
     ) -> Iterator[Any]:
-        """Predict all batches of a loader, in order, loading and copying while computing (see `favour.streaming`).
+        """Predict a loader's batches, in order, loading and copying while computing (see `favour.predictor.streaming`).
 
         Args:
             loader: Yields tensors, tuples that begin with the model's arguments (labels may follow), or dicts with
@@ -513,7 +513,7 @@ class Predictor(nn.Module):
             >>> [tuple(found["stddev"].shape) for found in predict.stream(loader, results=["mean", "stddev"])]
             [(4, 2), (1, 2)]
         """
-        from favour.streaming import stream
+        from favour.predictor.streaming import stream
 
         return stream(self, loader, device, results, inputs, compiled, prefetch, progress)
 

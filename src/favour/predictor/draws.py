@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from favour.errors import InvalidType
-from favour.following import Structure
 from favour.graph.capture import Graph, capture, split_example
 from favour.methods.engine import Settings
+from favour.methods.sampling import check_count
 from favour.passes.plan.steps import configure
 from favour.posterior import Posterior
-from favour.predictor import Predictor
-from favour.sampling import check_count
-from favour.tensors import named_tensors
+from favour.predictor.following import Structure
+from favour.predictor.predictor import Predictor
+from favour.predictor.tensors import named_tensors
 
 # Capturing takes a second or so; the weak reference lets the model go.
 _captured: weakref.WeakKeyDictionary[nn.Module, tuple[Structure, Any, dict[Any, Graph]]] = weakref.WeakKeyDictionary()
