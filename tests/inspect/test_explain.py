@@ -54,7 +54,7 @@ def test_variances_are_those_before_and_after(model):
     variance = nn.functional.linear(y.square() * 0.2 / 0.8, model[2].weight.detach().square())
     assert linear.after == pytest.approx(float(variance.mean()))
     belief = compiled(model, x, method="diag")(x)
-    assert found.operations[-1].after == pytest.approx(float(belief.variance.mean()))
+    assert found.operations[-1].after == pytest.approx(float(belief.variance.detach().mean()))
 
 
 def test_what_secants_could_not_have_is_said(model):
