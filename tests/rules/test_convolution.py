@@ -172,11 +172,18 @@ def test_transposed_convolution_with_a_full_kernel_covariance(name, given_as):
     close(noise_covariance(surrogate), torch.einsum("kl,koi,bij,lpj->bop", root @ root.T, A, second, A), "covariance")
 
 
-def test_transposed_convolution_refuses_posteriors_by_rows():
-    for gaussian in (Rows(torch.ones(2, 6), torch.ones(1, 2, 6)), Kronecker(torch.eye(6), torch.eye(2))):
-        weight = Weight("up.weight", randn(2, 2, 3), gaussian)
-        with pytest.raises(UnsupportedOperation, match=r"`up.weight` at head .*\(2, 2, 3\).*Diagonal.*not"):
-            favour.rules.RULES[aten.conv_transpose1d.default].function(Context(place="head"), randn(2, 2, 4), weight)
+@pytest.mark.parametrize("kind", ["rows", "kronecker"])
+def test_a_transposed_convolution_takes_posteriors_by_rows(kind):
+    """Its kernel has inputs first, so that rows are no outputs: the same as the dense covariance."""
+    torch.manual_seed(0)
+    gaussian, _ = correlated(kind, 2, 6)
+    x, K = randn(2, 2, 4), randn(2, 2, 3)
+    rule = favour.rules.RULES[aten.conv_transpose1d.default].function
+    made = [rule(Context(), x, Weight("up", K, g)) for g in (gaussian, Full(gaussian.covariance(), (2, 2, 3)))]
+    close(*[noise_covariance(s) for s in made], "covariance")
+
+
+def test_a_kernel_that_shares_a_gaussian_with_another_bias_is_refused():
     weight = Weight("conv.weight", randn(2, 2, 3), Full(torch.eye(14), (2, 7)), partner="conv.bias")
     with pytest.raises(UnsupportedOperation, match=r"`conv.weight`.*`conv.bias`.*another bias"):
         conv(Context(place="head"), randn(2, 2, 4), weight, None)

@@ -9,7 +9,6 @@ from networks import moments, relative_error, sampling_error
 from torch import nn
 
 import favour
-from favour.errors import UnsupportedOperation
 from favour.posterior import Diagonal, Full, Kronecker, Rows
 from favour.rules import RULES
 from favour.rules.embedding import added_noises
@@ -52,7 +51,9 @@ def test_added_parameter_is_one_draw_for_all_places(shape):
     torch.manual_seed(0)
     variance = torch.rand(shape, dtype=F64)
     out = torch.Size([2, 4, 3])
-    (noise,) = added_noises(CTX, Weight("p", torch.zeros(shape, dtype=F64), Diagonal(variance)), out, -2.0)
+    (noise,) = added_noises(
+        CTX, Weight("p", torch.zeros(shape, dtype=F64), Diagonal(variance)), torch.zeros(out, dtype=F64), -2.0
+    )
     basis = torch.eye(variance.numel(), dtype=F64).reshape(-1, *shape)
     B = torch.stack([(-2 * variance.sqrt() * z).expand(out)[0].reshape(-1) for z in basis], 1)
     close(covariance(noise, out), (B @ B.T).expand(2, 12, 12))
@@ -79,6 +80,7 @@ def test_lookups_in_one_table_share_its_rows(kind):
     sizes = [3 * i[0].numel() for i in lookups]
     for n, indices in enumerate(lookups):
         made = RULES[aten.embedding.default].function(ctx, weight, indices)
+        weight = weight.read(made.readings["table"]) if made.readings else weight
         close(made.mean, mean[indices])
         for noise in made.noises:
             columns = torch.zeros(noise.columns().shape[0], 2, sum(sizes), dtype=F64)
@@ -94,13 +96,23 @@ def test_lookups_in_one_table_share_its_rows(kind):
         close(got[row], gaussian.covariance()[entries][:, entries], f"row {row}")
 
 
-def test_a_table_that_is_also_added_is_refused():
-    weight, _ = table(uses=2)
-    with pytest.raises(UnsupportedOperation, match=r"`table`.*2 operations.*Untie"):
-        added_noises(CTX, weight, torch.Size([2, 6, 3]), 1.0)
-    rows = Weight("table", weight.mean, Rows(torch.ones(6, 3), torch.ones(1, 6, 3)))
-    with pytest.raises(UnsupportedOperation, match="mean-field"):
-        added_noises(CTX, rows, torch.Size([2, 6, 3]), 1.0)
+@pytest.mark.parametrize("kind", ["diagonal", "rows", "full"])
+def test_a_table_that_is_also_added_shares_its_draws(kind):
+    """x[i] + table[j] by a lookup and an addition: Cov of the two from the dense covariance of the table."""
+    torch.manual_seed(0)
+    root = torch.randn(12, 12, dtype=F64)
+    gaussian = {
+        "diagonal": Diagonal(torch.rand(4, 3, dtype=F64)),
+        "rows": Rows(torch.rand(4, 3, dtype=F64), torch.randn(2, 4, 3, dtype=F64)),
+        "full": Full(root @ root.T, (4, 3)),
+    }[kind]
+    weight = Weight("table", torch.zeros(4, 3, dtype=F64), gaussian, uses=2, mixed=True)
+    (looked,) = RULES[aten.embedding.default].function(CTX, weight, torch.tensor([[1, 3], [0, 0]])).noises
+    (added,) = added_noises(CTX, weight, torch.zeros(2, 4, 3, dtype=F64), -2.0)
+    assert looked.key == added.key is not None
+    got = torch.einsum("kbi,kbj->bij", looked.columns().flatten(2), added.columns().flatten(2))
+    dense = gaussian.covariance().reshape(4, 3, 12)
+    close(got, -2 * dense[torch.tensor([[1, 3], [0, 0]])].flatten(1, 2))
 
 
 class Language(nn.Module):

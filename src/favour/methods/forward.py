@@ -31,7 +31,7 @@ from favour.surrogate import (
     diagonal_columns,
 )
 from favour.surrogate.carried import find
-from favour.surrogate.value import Context, Value
+from favour.surrogate.value import Context, Value, Weight
 
 Blocks = dict[Hashable, Tensor]
 
@@ -99,7 +99,7 @@ def run(
         values: Inputs, parameters and constants by node; uncertain inputs as `Value`, parameters with a posterior as
             `Weight`.
         representation: How covariances are held.
-        ctx: Settings and scratch space for the rules.
+        ctx: Settings for the rules.
         keep_tape: Record surrogates for a reverse sweep (and keep what they refer to alive).
     """
     sweep = Sweep(values)
@@ -110,6 +110,7 @@ def run(
         if not step.uncertain:
             return evaluate(node, values)
         made = surrogate_of(step, values, ctx.at(node.name, node.module, node.place))
+        note_readings(node, made, sweep.values)
         results = []
         for surrogate in made if isinstance(made, list) else [made]:
             value = representation.absorb(surrogate, step, sweep)
@@ -133,6 +134,15 @@ def surrogate_of(step: Step, values: Mapping[Node, Any], ctx: Context) -> Surrog
     assert step.rule is not None
     args, kwargs = arguments(node, values)
     return step.rule.function(ctx, *args, **kwargs)
+
+
+def note_readings(node: Node, made: Surrogate | list[Surrogate], values: dict[Node, Any]) -> None:
+    """Hand what an operation noted of the parameters it read to those who read them next."""
+    for surrogate in made if isinstance(made, list) else [made]:
+        for source in node.inputs if surrogate.readings else ():
+            weight = values[source]
+            if isinstance(weight, Weight) and weight.name in surrogate.readings:
+                values[source] = weight.read(surrogate.readings[weight.name])
 
 
 def evaluate(node: Node, values: Mapping[Node, Any]) -> Any:

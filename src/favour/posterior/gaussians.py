@@ -11,89 +11,75 @@ elsewhere. With i, k counting outputs (rows), j, l inputs (columns) and r the ra
 
 For a linear weight the shape is (m, n) = (out_features, in_features).
 
-Draws: Diagonal √diag ∘ z; Rows √diag ∘ z + Σ_r ε_ri factor_ri; Kronecker B Z Aᵀ with
+Draws (`Gaussian.push`): Diagonal √diag ∘ z; Rows √diag ∘ z + Σ_r ε_ri factor_ri; Kronecker B Z Aᵀ with
 BBᵀ = outputs, AAᵀ = inputs; Rotated outputs (√diag ∘ Z) inputsᵀ; Full R z with RRᵀ = matrix. The roots
 R = V√max(λ, 0) come from an eigendecomposition, so singular matrices are fine.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import InvalidType, InvalidValue, ShapeMismatch
+from favour.errors import ShapeMismatch
+from favour.posterior.checks import require_finite, require_floating, require_psd, require_variance
+from favour.posterior.gaussian import Blocks, Gaussian, Keep, psd_root, standard_normal
+from favour.posterior.image import Image
+from favour.surrogate.linear_map import partners
+from favour.surrogate.moments import Moments
+from favour.surrogate.noise import DenseNoise, DiagonalNoise, Noise
 
 
-class Gaussian(ABC):
-    """The covariance of one parameter tensor; see the module docstring for the kinds.
+class ByRows(Gaussian, saved=False):
+    """Kinds with independent rows, whose noises are diagonal over outputs."""
 
-    Subclasses are frozen dataclasses whose fields are tensors (and plain tuples of integers).
-    """
+    by_rows = True
 
-    if TYPE_CHECKING:
+    def noise(self, x: Moments, label: str, *, mean: bool = True) -> list[Noise]:
+        if not mean:
+            x = Moments(torch.zeros_like(x.mean), x.variance, x.diag, x.blocks)
+        between = partial(self._pairs, x)
+        return [DiagonalNoise(self.rows_between(x, x), label, between=between)]
 
-        @property
-        def shape(self) -> tuple[int, ...]:
-            """Shape of the parameter described."""
+    def spread(self, diag: Tensor, label: str) -> Noise:
+        def between(c: Tensor | None, q: int) -> Noise:
+            assert c is not None
+            return self.spread(F.pad(c, (0, diag.shape[-1] - c.shape[-1])).flatten(0, 1), label)
+
+        return DiagonalNoise(F.linear(diag, self.variance()), label, between=between)
+
+    def _pairs(self, x: Moments, c: Tensor | None, q: int) -> Noise:
+        """diag of E[J(x_a) Σ_w J(x_b)ᵀ] for pairs of inputs with C_ab = c, (q, batch, m)."""
+        c = None if c is None else F.pad(c, (0, x.mean.shape[-1] - c.shape[-1]))  # a constant 1 varies with nothing
+        product = partners(x.mean, q) * x.mean
+        return DiagonalNoise(self._paired(x, product, c, q).flatten(0, 1))
 
     @abstractmethod
-    def variance(self) -> Tensor:
-        """Marginal variances, of shape `shape`."""
+    def _paired(self, x: Moments, product: Tensor, c: Tensor | None, q: int) -> Tensor:
+        """The same as numbers, `product` the means' products between inputs, (q, batch, m)."""
 
-    @abstractmethod
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """`n` zero-mean deviations, of shape (n, *shape)."""
 
-    @abstractmethod
-    def covariance(self) -> Tensor:
-        """The dense (N, N) covariance of the parameter flattened row-major; for tests and small layers."""
+def _shared(x: Moments, other: Moments) -> list[tuple[Tensor, Tensor]]:
+    """Pairs of columns that belong to the same latent variables."""
+    mine, theirs = x.blocks or {}, other.blocks or {}
+    return [(mine[name], theirs[name]) for name in mine if name in theirs]
 
-    @abstractmethod
-    def check_shapes(self, name: str) -> None:
-        """Raise `ShapeMismatch` or `InvalidType`, naming `name`, if the fields do not fit together."""
 
-    @abstractmethod
-    def _check_values(self, name: str) -> None: ...
-
-    def validate(self, name: str) -> None:
-        """Check shapes, and in eager mode the values: finite, variances ≥ 0, matrices symmetric and PSD.
-
-        Args:
-            name: What the error messages call this parameter.
-        """
-        self.check_shapes(name)
-        if not torch.compiler.is_compiling():
-            self._check_values(name)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensor fields by name."""
-        return {k: v for k, v in self._fields().items() if isinstance(v, Tensor)}
-
-    def settings(self) -> dict[str, Any]:
-        """The fields that are not tensors, JSON-able."""
-        return {k: list(v) for k, v in self._fields().items() if not isinstance(v, Tensor)}
-
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
-        """A copy whose tensors are on `device` with `dtype`; None leaves either as it is."""
-        moved = {k: v.to(device=device, dtype=dtype) for k, v in self.tensors().items()}
-        return dataclasses.replace(self, **moved)  # type: ignore[type-var]
-
-    def _fields(self) -> Mapping[str, Any]:
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({'×'.join(map(str, self.shape)) or 'scalar'})"
+def _second(x: Moments, other: Moments) -> Tensor:
+    """E[x ∘ x′]."""
+    if x is other:
+        return x.second
+    return x.mean * other.mean + sum((p * q).sum(0) for p, q in _shared(x, other))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Diagonal(Gaussian):
+class Diagonal(ByRows):
     """Independent entries (mean-field), for a parameter of any shape.
 
     Attributes:
@@ -105,13 +91,42 @@ class Diagonal(Gaussian):
     """
 
     diag: Tensor
+    independent = True
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.diag.shape)
 
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        return self.shape
+
+    def push(self, z: Tensor) -> Tensor:
+        return z * self.diag.sqrt()
+
+    def pull(self, w: Tensor) -> Tensor:
+        return w * self.diag.sqrt()
+
+    def held(self, keep: Keep) -> Gaussian:
+        return Scaled(self.diag.sqrt())
+
     def variance(self) -> Tensor:
         return self.diag
+
+    def transposed(self) -> Gaussian:
+        return Image(self, lambda w: w.mT, lambda w: w.mT, self.shape[::-1], Diagonal(self.diag.mT))
+
+    def row_variances(self, a: Tensor, blocks: Blocks) -> Tensor:
+        return torch.einsum("gmn,bgnt->bgmt", blocks(self.diag), a.square().sum(0))
+
+    def column_covariances(self) -> Tensor:
+        return self.diag.mT.diag_embed()
+
+    def rows_between(self, x: Moments, other: Moments) -> Tensor:
+        return F.linear(_second(x, other), self.diag)
+
+    def _paired(self, x: Moments, product: Tensor, c: Tensor | None, q: int) -> Tensor:
+        return F.linear(product if c is None else product + c, self.diag)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         return self.diag.sqrt() * standard_normal((n, *self.shape), self.diag, generator)
@@ -120,14 +135,14 @@ class Diagonal(Gaussian):
         return self.diag.flatten().diag_embed()
 
     def check_shapes(self, name: str) -> None:
-        _require_floating(name, self)
+        require_floating(name, self.tensors())
 
-    def _check_values(self, name: str) -> None:
-        _require_variance(name, "variance", self.diag)
+    def check_values(self, name: str) -> None:
+        require_variance(name, "variance", self.diag)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Rows(Gaussian):
+class Rows(ByRows):
     """Independent rows, each with a diagonal-plus-low-rank covariance diag_i + Σ_r factor_ri factor_riᵀ.
 
     Rows run along the first axis; a parameter with more than two axes has its other axes flattened into
@@ -150,8 +165,48 @@ class Rows(Gaussian):
     def shape(self) -> tuple[int, ...]:
         return tuple(self.diag.shape)
 
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        return (math.prod(self.shape) + self.factor.shape[0] * self.shape[0],)
+
+    def push(self, z: Tensor) -> Tensor:
+        sigma, factor = self.diag.flatten(1).sqrt(), self.factor.flatten(2)  # (m, n), (r, m, n)
+        r, m, n = factor.shape
+        own, common = z[..., : m * n].unflatten(-1, (m, n)), z[..., m * n :].unflatten(-1, (r, m))
+        rows = own * sigma + torch.einsum("...rm,rmn->...mn", common, factor)
+        return rows.reshape(*z.shape[:-1], *self.shape)
+
+    def pull(self, w: Tensor) -> Tensor:
+        sigma, factor = self.diag.flatten(1).sqrt(), self.factor.flatten(2)
+        rows = w.reshape(*w.shape[: w.ndim - len(self.shape)], *sigma.shape)
+        common = torch.einsum("...mn,rmn->...rm", rows, factor)
+        return torch.cat([(rows * sigma).flatten(-2), common.flatten(-2)], -1)
+
     def variance(self) -> Tensor:
         return self.diag + self.factor.square().sum(0)
+
+    def row_variances(self, a: Tensor, blocks: Blocks) -> Tensor:
+        seen = torch.einsum("rgmn,pbgnt->rpbgmt", blocks(self.factor), a)
+        own = torch.einsum("gmn,bgnt->bgmt", blocks(self.diag), a.square().sum(0))
+        return own + seen.square().sum((0, 1))
+
+    def rows_between(self, x: Moments, other: Moments) -> Tensor:
+        total = F.linear(_second(x, other), self.diag)
+        for f in self.factor:  # (m, n)
+            total = total + F.linear(x.mean, f) * F.linear(other.mean, f)
+            for p, q in _shared(x, other):
+                total = total + (F.linear(p, f) * F.linear(q, f)).sum(0)
+            if x is other and x.diag is not None:
+                total = total + F.linear(x.diag, f.square())
+        return total
+
+    def _paired(self, x: Moments, product: Tensor, c: Tensor | None, q: int) -> Tensor:
+        total = F.linear(product if c is None else product + c, self.diag)
+        for f in self.factor:
+            seen = F.linear(x.mean, f)
+            total = total + partners(seen, q) * seen
+            total = total if c is None else total + F.linear(c, f.square())
+        return total
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         independent = self.diag.sqrt() * standard_normal((n, *self.shape), self.diag, generator)
@@ -164,114 +219,19 @@ class Rows(Gaussian):
         return torch.block_diag(*(diag.diag_embed() + torch.einsum("rij,ril->ijl", factor, factor)))
 
     def check_shapes(self, name: str) -> None:
-        _require_floating(name, self)
+        require_floating(name, self.tensors())
         if self.diag.dim() < 2 or self.factor.shape[1:] != self.diag.shape:
             raise ShapeMismatch(
                 f"posterior of `{name}`: Rows got `diag` of shape {tuple(self.diag.shape)} and `factor` of "
                 f"shape {tuple(self.factor.shape)}; it needs (m, n) and (rank, m, n)."
             )
 
-    def _check_values(self, name: str) -> None:
-        _require_variance(name, "diag", self.diag)
-        _require_finite(name, "factor", self.factor)
+    def check_values(self, name: str) -> None:
+        require_variance(name, "diag", self.diag)
+        require_finite(name, "factor", self.factor)
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}, rank {self.factor.shape[0]})"
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Kronecker(Gaussian):
-    """A matrix Gaussian, Cov(W_ij, W_kl) = outputs_ik · inputs_jl (as Kronecker-factored Laplace gives).
-
-    Attributes:
-        inputs: (n, n), symmetric positive semi-definite.
-        outputs: (m, m), symmetric positive semi-definite.
-
-    Example:
-        >>> Kronecker(torch.eye(3), 2 * torch.eye(2)).variance().tolist()
-        [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
-    """
-
-    inputs: Tensor
-    outputs: Tensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.outputs.shape[0], self.inputs.shape[0]
-
-    def variance(self) -> Tensor:
-        return torch.outer(self.outputs.diagonal(), self.inputs.diagonal())
-
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        z = standard_normal((n, *self.shape), self.inputs, generator)
-        return psd_root(self.outputs) @ z @ psd_root(self.inputs).mT
-
-    def covariance(self) -> Tensor:
-        return torch.kron(self.outputs, self.inputs)  # row-major: the output index varies slowest
-
-    def check_shapes(self, name: str) -> None:
-        _require_floating(name, self)
-        for what, matrix in self.tensors().items():
-            if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
-                raise ShapeMismatch(
-                    f"posterior of `{name}`: Kronecker got `{what}` of shape {tuple(matrix.shape)}; it needs "
-                    f"a square matrix, (n, n) for `inputs` and (m, m) for `outputs`."
-                )
-
-    def _check_values(self, name: str) -> None:
-        _require_psd(name, "inputs", self.inputs)
-        _require_psd(name, "outputs", self.outputs)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Rotated(Gaussian):
-    """Independent entries in other bases of inputs and outputs, W = outputs Z inputsᵀ with Z_ab ~ N(0, diag_ab).
-
-    Kronecker-factored Laplace is of this kind: the curvature A ⊗ B plus a prior precision δ has the eigenvectors of A
-    and B, and the eigenvalues a_b b_a + δ, whose inverses are no outer product. `Kronecker` is the case of diag = vuᵀ.
-
-    Attributes:
-        diag: (k, l), ≥ 0.
-        inputs: (n, l), the input basis in its columns; not necessarily orthonormal.
-        outputs: (m, k), the output basis in its columns.
-
-    Example:
-        >>> Rotated(torch.ones(2, 3), torch.eye(3), 2 * torch.eye(2)).variance().tolist()
-        [[4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]
-    """
-
-    diag: Tensor
-    inputs: Tensor
-    outputs: Tensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.outputs.shape[0], self.inputs.shape[0]
-
-    def variance(self) -> Tensor:
-        return self.outputs.square() @ self.diag @ self.inputs.square().mT
-
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        z = standard_normal((n, *self.diag.shape), self.diag, generator)
-        return self.outputs @ (self.diag.sqrt() * z) @ self.inputs.mT
-
-    def covariance(self) -> Tensor:
-        basis = torch.kron(self.outputs, self.inputs)
-        return basis * self.diag.flatten() @ basis.mT
-
-    def check_shapes(self, name: str) -> None:
-        _require_floating(name, self)
-        shapes = [tuple(t.shape) for t in (self.diag, self.inputs, self.outputs)]
-        if any(len(s) != 2 for s in shapes) or (shapes[2][1], shapes[1][1]) != shapes[0]:
-            raise ShapeMismatch(
-                f"posterior of `{name}`: Rotated got `diag`, `inputs` and `outputs` of shapes "
-                f"{', '.join(map(str, shapes))}; it needs (k, l), (n, l) and (m, k)."
-            )
-
-    def _check_values(self, name: str) -> None:
-        _require_variance(name, "diag", self.diag)
-        _require_finite(name, "inputs", self.inputs)
-        _require_finite(name, "outputs", self.outputs)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -293,8 +253,38 @@ class Full(Gaussian):
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
 
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        return (self.matrix.shape[0],)
+
+    def push(self, z: Tensor) -> Tensor:
+        return Rooted(psd_root(self.matrix), self.shape).push(z)
+
+    def pull(self, w: Tensor) -> Tensor:
+        return Rooted(psd_root(self.matrix), self.shape).pull(w)
+
+    def held(self, keep: Keep) -> Gaussian:
+        return Rooted(keep("root", self.matrix, psd_root), self.shape)
+
     def variance(self) -> Tensor:
         return self.matrix.diagonal().reshape(self.shape)
+
+    def row_variances(self, a: Tensor, blocks: Blocks) -> Tensor:
+        entries = blocks(torch.arange(self.matrix.shape[0], device=a.device).reshape(self.shape))  # (g, m, n)
+        covariances = self.matrix[entries.unsqueeze(-1), entries.unsqueeze(-2)]  # (g, m, n, n)
+        return torch.einsum("gmij,pbgit,pbgjt->bgmt", covariances, a, a)
+
+    def column_covariances(self) -> Tensor:
+        m, n = self.shape
+        return self.matrix.reshape(m, n, m, n).diagonal(dim1=1, dim2=3).permute(2, 0, 1)
+
+    def noise(self, x: Moments, label: str, *, mean: bool = True) -> list[Noise]:
+        m, n = self.shape
+        covariances, a = self.matrix.reshape(m, n, m, n), x.points(mean)
+        matrix = torch.einsum("minj,pbi,pbj->bmn", covariances, a, a)
+        if x.diag is not None:
+            matrix = matrix + torch.einsum("mini,bi->bmn", covariances, x.diag)
+        return [DenseNoise(matrix, None, label)]
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         z = standard_normal((n, self.matrix.shape[0]), self.matrix, generator)
@@ -304,7 +294,7 @@ class Full(Gaussian):
         return self.matrix
 
     def check_shapes(self, name: str) -> None:
-        _require_floating(name, self)
+        require_floating(name, self.tensors())
         entries = math.prod(self.shape)
         if tuple(self.matrix.shape) != (entries, entries):
             raise ShapeMismatch(
@@ -312,77 +302,42 @@ class Full(Gaussian):
                 f"parameter of shape {self.shape}; it needs ({entries}, {entries})."
             )
 
-    def _check_values(self, name: str) -> None:
-        _require_psd(name, "matrix", self.matrix)
+    def check_values(self, name: str) -> None:
+        require_psd(name, "matrix", self.matrix)
 
 
-KINDS: dict[str, type[Gaussian]] = {kind.__name__: kind for kind in (Diagonal, Rows, Kronecker, Rotated, Full)}
+@dataclass(frozen=True, eq=False, repr=False)
+class Scaled(Gaussian, saved=False):
+    """σ ∘ z: what `Diagonal` draws, σ at hand."""
+
+    sigma: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.sigma.shape)
+
+    latent_shape = shape
+
+    def push(self, z: Tensor) -> Tensor:
+        return z * self.sigma
+
+    def pull(self, w: Tensor) -> Tensor:
+        return w * self.sigma
 
 
-def standard_normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Standard normals with the dtype and device of `like`, drawn where the generator lives."""
-    device = like.device if generator is None else generator.device
-    return torch.randn(shape, dtype=like.dtype, device=device, generator=generator).to(like.device)
+@dataclass(frozen=True, eq=False, repr=False)
+class Rooted(Gaussian, saved=False):
+    """root z: what `Full` draws, its root (N, k) at hand."""
 
+    root: Tensor
+    shape: tuple[int, ...]
 
-def psd_root(matrix: Tensor) -> Tensor:
-    """R with RRᵀ = matrix (…, N, N), for a singular PSD matrix too: R = V√max(λ, 0).
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        return (self.root.shape[1],)
 
-    Differentiable where the eigenvalues are distinct and positive.
-    """
-    wide = matrix if matrix.dtype == torch.float64 else matrix.float()  # eigh has no half-precision kernels
-    values, vectors = torch.linalg.eigh(wide)
-    return (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)).to(matrix.dtype)
+    def push(self, z: Tensor) -> Tensor:
+        return (z @ self.root.mT).reshape(*z.shape[:-1], *self.shape)
 
-
-def _require_floating(name: str, gaussian: Gaussian) -> None:
-    for what, tensor in gaussian.tensors().items():
-        if not tensor.is_floating_point():
-            raise InvalidType(
-                f"posterior of `{name}`: `{what}` has dtype {tensor.dtype}; a floating-point tensor is required."
-            )
-
-
-def _require_finite(name: str, what: str, tensor: Tensor) -> None:
-    bad = int((~torch.isfinite(tensor)).sum())
-    if bad:
-        raise InvalidValue(
-            f"posterior of `{name}`: `{what}` of shape {tuple(tensor.shape)} has {bad} NaN or infinite "
-            "entries; all must be finite."
-        )
-
-
-def _require_variance(name: str, what: str, tensor: Tensor) -> None:
-    _require_finite(name, what, tensor)
-    bad = int((tensor < 0).sum())
-    if bad:
-        raise InvalidValue(
-            f"posterior of `{name}`: `{what}` of shape {tuple(tensor.shape)} has {bad} negative entries, "
-            f"the least {float(tensor.detach().min()):.3g}; pass variances, ≥ 0, not log-variances."
-        )
-
-
-def _require_psd(name: str, what: str, matrix: Tensor) -> None:
-    """Symmetric, and no eigenvalue below −10·N·ε·max|A_ij|: a shifted Cholesky decides, O(N³/3)."""
-    _require_finite(name, what, matrix)
-    if matrix.numel() == 0:
-        return
-    wide = matrix.detach()
-    wide = wide if wide.dtype == torch.float64 else wide.float()
-    scale = float(wide.abs().max())
-    tolerance = 10 * matrix.shape[0] * torch.finfo(matrix.dtype).eps * scale
-    asymmetry = float((wide - wide.mT).abs().max())
-    if asymmetry > tolerance:
-        raise InvalidValue(
-            f"posterior of `{name}`: `{what}` of shape {tuple(matrix.shape)} is not symmetric, it differs "
-            f"from its transpose by up to {asymmetry:.3g}; symmetrise it with (A + Aᵀ)/2."
-        )
-    if scale == 0:
-        return
-    shifted = wide + tolerance * torch.eye(len(wide), dtype=wide.dtype, device=wide.device)
-    if int(torch.linalg.cholesky_ex(shifted).info):
-        least = float(torch.linalg.eigvalsh(wide)[0])
-        raise InvalidValue(
-            f"posterior of `{name}`: `{what}` of shape {tuple(matrix.shape)} is indefinite, its least "
-            f"eigenvalue is {least:.3g}; a covariance must be positive semi-definite."
-        )
+    def pull(self, w: Tensor) -> Tensor:
+        return w.flatten(w.ndim - len(self.shape)) @ self.root if self.shape else w.unsqueeze(-1) @ self.root

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CorruptFile, InvalidType, InvalidValue, ShapeMismatch, UnknownName
-from .gaussians import KINDS, Diagonal, Gaussian, standard_normal
+from .gaussian import KINDS, Gaussian, standard_normal
+from .gaussians import Diagonal
 
 Key = str | tuple[str, str]
 Shape = tuple[int, ...]

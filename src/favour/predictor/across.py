@@ -87,12 +87,13 @@ def _group(group: int | None, batch: int) -> int:
     return q
 
 
-def _in_weight_space(values: Mapping[Node, Any], plan: Any) -> None:
+def _in_weight_space(values: dict[Node, Any], plan: Any) -> None:
     """Hold draws in weight space, where they are the same for all inputs, unless inputs meet them entry by entry."""
     lookups = {
         s for step in plan.steps for s in step.node.inputs if step.node.target is torch.ops.aten.embedding.default
     }
-    for node, weight in values.items():
+    for node, weight in list(values.items()):
         if isinstance(weight, Weight):
-            entrywise = type(weight.gaussian).__name__ in ("Diagonal", "Rows")
-            weight.mixed = weight.mixed or weight.uses > 1 or not entrywise or node in lookups
+            entrywise = weight.gaussian is None or weight.gaussian.by_rows
+            mixed = weight.mixed or weight.uses > 1 or not entrywise or node in lookups
+            values[node] = replace(weight, mixed=mixed)

@@ -35,7 +35,7 @@ def _term(x: Any, out: torch.Size, factor: float = 1) -> list[tuple[Any, LinearM
 @rule(aten.add.Tensor, aten.add.Scalar, exactness="exact", family="arithmetic", weights=True)
 def add(ctx: Context, a: Any, b: Any, alpha: float = 1) -> Surrogate:
     mean = torch.add(_tensor(mean_of(a), b), mean_of(b), alpha=alpha)
-    noises = added_noises(ctx, a, mean.shape, 1) + added_noises(ctx, b, mean.shape, alpha)
+    noises = added_noises(ctx, a, mean, 1) + added_noises(ctx, b, mean, alpha)
     return Surrogate(mean, _term(a, mean.shape) + _term(b, mean.shape, alpha), noises)
 
 

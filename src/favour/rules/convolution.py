@@ -35,19 +35,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.posterior import Diagonal, Full, Gaussian, Rows
-from favour.posterior.gaussians import psd_root
+from favour.posterior import Gaussian
 from favour.rules.kernel_channels import Convolved, Draws
 from favour.rules.linear import kept
 from favour.rules.registry import rule
-from favour.rules.weight_space import Layout, shared_noise, weight_space
+from favour.rules.weight_space import Layout, held, reshaped, shared_noise
 from favour.surrogate import (
     DiagonalNoise,
     LatentNoise,
     LinearMap,
     Noise,
     Surrogate,
-    constant_between,
     factor_noise,
     products,
 )
@@ -76,7 +74,7 @@ def convolved(ctx: Context, x: Any, kernel: Any, bias: Any, geometry: Geometry) 
     draws = Draws()
     noises = _kernel_noises(ctx, x, kernel, bias, y, geometry, draws) if isinstance(kernel, Weight) else []
     if isinstance(bias, Weight) and bias.gaussian is not None and bias.partner is None:
-        noises.append(_bias_noise(bias, bias.gaussian, y, draws))
+        noises.append(_bias_noise(ctx, bias, bias.gaussian, y, draws))
     noises += _latent_noises(x, kernel, bias, y, geometry, draws)
     return Surrogate(y, maps, noises, carried=[] if geometry.transposed else [Convolved(x, K, geometry, draws, y)])
 
@@ -157,13 +155,13 @@ def _kernel_noises(
             f"`{weight.name}` shares one Gaussian with `{weight.partner}`, but the convolution at {ctx.place} uses it "
             "with another bias; give the two separate Gaussians."
         )
-    if geometry.transposed and (joint or not isinstance(gaussian, (Diagonal, Full))):
+    if geometry.transposed and joint:
         raise UnsupportedOperation(
             f"`{weight.name}` at {ctx.place} is the kernel of a transposed convolution, of shape "
-            f"{tuple(weight.shape)}, inputs first; its posterior may be a `favour.Diagonal` or `favour.Full` of its "
-            f"own, not {type(gaussian).__name__}{' shared with its bias' if joint else ''}."
+            f"{tuple(weight.shape)}, inputs first, and shares one Gaussian with `{weight.partner}`; give the two "
+            "separate Gaussians."
         )
-    space = weight_space(ctx, weight)
+    space = held(ctx, weight)
     mean = mean_of(x)
     shape = tuple(weight.shape)
     out = y.shape[2:]
@@ -180,7 +178,7 @@ def _kernel_noises(
 
     variance = gaussian.variance()
     variance = (variance[:, :-1] if joint else variance).reshape(shape)
-    mean_field = isinstance(gaussian, Diagonal) and not joint
+    mean_field = gaussian.independent and not joint
     draws.variance = variance if mean_field else None
     latent = [noise(mean.unsqueeze(0), (weight.name, "mean") if weight.uses > 1 else None, 1.0)]
     columns = None
@@ -191,7 +189,7 @@ def _kernel_noises(
         columns = None if within is None else within.columns()  # a mean-field kernel never sees two channels together
         if columns is not None:
             latent.append(noise(columns, None, 0.0))
-    draws.latent += latent if isinstance(gaussian, (Diagonal, Rows)) else []
+    draws.latent += latent if gaussian.by_rows else []
     noises: list[Noise] = [*latent]
     if isinstance(x, Value) and x.diag is not None:
         noises.append(_independent(x.diag, variance, geometry, weight.name, columns))
@@ -243,28 +241,20 @@ def _layout(gaussian: Gaussian, shape: tuple[int, ...], geometry: Geometry, out:
         whole,
         lambda y: y.reshape(*y.shape[:2], groups * m, *out),
         lambda g: g.reshape(*g.shape[:2], groups, m, math.prod(out)),
+        rows=not geometry.transposed,
     )
 
 
-def _bias_noise(bias: Weight, gaussian: Gaussian, y: Tensor, draws: Draws) -> Noise:
+def _bias_noise(ctx: Context, bias: Weight, gaussian: Gaussian, y: Tensor, draws: Draws) -> Noise:
     """b ~ N(b̄, Σ_b), one number per channel, the same at every position and at every use."""
     space = y.shape[2:]
-    independent = isinstance(gaussian, Diagonal)
-    root = gaussian.variance().sqrt() if independent else psd_root(gaussian.covariance())
 
-    def push(z: Tensor) -> Tensor:
-        draw = z * root if independent else z @ root.T
-        return draw.reshape(*draw.shape, *[1] * len(space)).expand(*draw.shape, *space)
+    def wide(b: Tensor) -> Tensor:
+        return b.reshape(*b.shape, *[1] * len(space))
 
-    def pull(g: Tensor) -> Tensor:
-        total = g.flatten(3).sum(3) if space else g
-        return total * root if independent else total @ root
-
-    variances = gaussian.variance().reshape(-1, *[1] * len(space)).expand(y.shape)
-    key, between = (bias.name, "bias"), constant_between(variances)
-    noise = LatentNoise(push, pull, variances, (y.shape[1],), key, bias.name, drawn=True, between=between)
-    draws.flat = variances
-    draws.latent += [noise] if independent else []
+    noise = reshaped(bias, wide, lambda g: g.flatten(3).sum(3) if space else g, y, held(ctx, bias))
+    draws.flat = noise.diag()
+    draws.latent += [noise] if gaussian.independent else []
     return noise
 
 

@@ -24,15 +24,13 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.posterior import Diagonal
 from favour.rules.registry import rule
-from favour.rules.weight_space import weight_space
+from favour.rules.weight_space import held, reshaped
 from favour.surrogate import (
     DiagonalNoise,
     LatentNoise,
     Noise,
     Surrogate,
-    constant_between,
     factor_noise,
     partners,
     structural,
@@ -42,23 +40,6 @@ from favour.surrogate.value import Context, Value, Weight
 aten = torch.ops.aten
 
 
-def _variance(ctx: Context, weight: Weight) -> Tensor | None:
-    """The variances of a mean-field parameter that one operation adds, or None where it has latents only."""
-    if weight.gaussian is None:
-        return None
-    if not isinstance(weight.gaussian, Diagonal):
-        raise UnsupportedOperation(
-            f"`{weight.name}` at {ctx.place} has a posterior of kind {type(weight.gaussian).__name__}; outside linear "
-            "layers, convolutions and embeddings only mean-field posteriors are supported."
-        )
-    if weight.uses > 1:
-        raise UnsupportedOperation(
-            f"`{weight.name}` has a posterior and is read by {weight.uses} operations, one of them an addition at "
-            f"{ctx.place} and another a layer or a lookup. Untie it, or leave it out of the posterior."
-        )
-    return weight.gaussian.variance()
-
-
 @rule(aten.embedding.default, exactness="exact", family="embedding", weights=True)
 def embedding(ctx: Context, table: Any, indices: Any, *options: Any) -> Surrogate:
     if not isinstance(table, Weight) or isinstance(indices, Value):
@@ -66,29 +47,28 @@ def embedding(ctx: Context, table: Any, indices: Any, *options: Any) -> Surrogat
             f"an embedding at {ctx.place} has an uncertain index, or a table that was computed from uncertain values; "
             "only a table that is a parameter with a posterior has a rule."
         )
-    mean = table.mean[indices]
-    noises: list[Noise] = []
-    if isinstance(table.gaussian, Diagonal) and not table.mixed:
-        noises += _row_noises(ctx, table, table.gaussian.variance().sqrt()[indices], indices)
+    made = Surrogate(table.mean[indices])
+    noises = made.noises
+    if table.gaussian is not None and table.gaussian.independent and not table.mixed:
+        noises += _row_noises(table, table.gaussian.variance().sqrt()[indices], indices)
+        made.readings[table.name] = indices.reshape(indices.shape[0], -1)
     elif table.gaussian is not None:
         noises.append(_table_noise(ctx, table, indices))
     if table.latents is not None:
         noises.append(factor_noise(table.latents[:, indices], "latents", table.name))
-    return Surrogate(mean, [], noises)
+    return made
 
 
-def _row_noises(ctx: Context, table: Weight, sigma: Tensor, indices: Tensor) -> list[Noise]:
+def _row_noises(table: Weight, sigma: Tensor, indices: Tensor) -> list[Noise]:
     """n_t = σ_t ∘ z_f(t), sigma (batch, *positions, d): rows met in an earlier lookup have their draws there."""
     tokens = indices.reshape(indices.shape[0], -1)  # (batch, T)
-    lookups: list[Tensor] = ctx.shared.setdefault(("lookups", table.name), []) if table.uses > 1 else []
     fresh = torch.ones_like(tokens, dtype=torch.bool)
     noises: list[Noise] = []
-    for i, owner in enumerate([*lookups, tokens]):
+    for i, owner in enumerate([*table.earlier, tokens]):
         place, found = _first(tokens, owner)
         key = (table.name, "lookup", i) if table.uses > 1 else None
         noises.append(_owned_rows(sigma, place, found & fresh, owner.shape[1], key, table.name))
         fresh = fresh & ~found
-    lookups.append(tokens)
     return noises
 
 
@@ -123,7 +103,7 @@ def _owned_rows(sigma: Tensor, place: Tensor, mine: Tensor, count: int, key: Any
 def _table_noise(ctx: Context, table: Weight, indices: Tensor) -> LatentNoise:
     """n_t = (R z)[i_t], the whole table's draws in weight space, as other uses of the table hold them."""
     assert table.gaussian is not None
-    space = weight_space(ctx, table)
+    space = held(ctx, table)
     rows, d = table.mean.shape
     batch, shape = indices.shape[0], indices.shape[1:]
     tokens = indices.reshape(batch, -1)
@@ -146,15 +126,15 @@ def _table_noise(ctx: Context, table: Weight, indices: Tensor) -> LatentNoise:
         same = (partners(indices, q) == indices).unsqueeze(-1)
         return DiagonalNoise((variances * same).expand(q, *variances.shape).flatten(0, 1))
 
-    latent = (1, *space.latent)
+    latent = (1, *space.latent_shape)
     return LatentNoise(push, pull, variances, latent, key, table.name, drawn=True, between=between)
 
 
-def added_noises(ctx: Context, weight: Any, out: torch.Size, factor: float) -> list[Noise]:
-    """The noises that adding `factor`·weight brings to a tensor of shape `out`."""
+def added_noises(ctx: Context, weight: Any, like: Tensor, factor: float) -> list[Noise]:
+    """The noises that adding `factor`·weight brings to a tensor like this."""
     if not isinstance(weight, Weight):
         return []
-    shape = tuple(weight.mean.shape)
+    shape, out = tuple(weight.mean.shape), like.shape
     inner = shape[1:] if len(shape) == len(out) else shape
     if len(shape) == len(out) and shape[0] != 1:
         raise UnsupportedOperation(
@@ -164,32 +144,17 @@ def added_noises(ctx: Context, weight: Any, out: torch.Size, factor: float) -> l
     wide = (*[1] * (len(out) - 1 - len(inner)), *inner)
     summed = [i + 2 for i, (a, b) in enumerate(zip(wide, out[1:], strict=True)) if a != b]
 
-    def spread(z: Tensor) -> Tensor:
-        return z.reshape(*z.shape[:2], *wide).expand(*z.shape[:2], *out[1:])
+    def spread(p: Tensor) -> Tensor:
+        return p.reshape(*p.shape[:2], *wide)
+
+    def pull(g: Tensor) -> Tensor:
+        return (g.sum(summed, keepdim=True) if summed else g).reshape(*g.shape[:2], *shape)
 
     noises: list[Noise] = []
-    variance = _variance(ctx, weight)
-    if variance is not None:
-        sigma = factor * variance.sqrt().reshape(inner)
-
-        def pull(g: Tensor) -> Tensor:
-            return (g.sum(summed, keepdim=True) if summed else g).reshape(*g.shape[:2], *inner) * sigma
-
-        variances = (sigma.square().reshape(wide)).expand(out)
-        noises.append(
-            LatentNoise(
-                lambda z: spread(z * sigma),
-                pull,
-                variances,
-                inner,
-                None,
-                weight.name,
-                drawn=True,
-                between=constant_between(variances),
-            )
-        )
+    if weight.gaussian is not None:
+        noises.append(reshaped(weight, spread, pull, like, held(ctx, weight), factor))
     if weight.latents is not None:
-        columns = spread(factor * weight.latents.reshape(-1, 1, *inner)).expand(-1, *out)
+        columns = factor * spread(weight.latents.unsqueeze(1)).expand(-1, *out)
         noises.append(factor_noise(columns, "latents", weight.name))
     return noises
 

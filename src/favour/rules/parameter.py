@@ -1,6 +1,6 @@
 """A parameter as an uncertain tensor: one draw for each input, the same wherever the input reads it.
 
-    y = p for every input of the batch,    m = p̄,    N = diag(σ²) (and columns of draws shared between layers).
+    y = p for every input of the batch,    m = p̄,    n = R z (and columns of draws shared between layers).
 
 Norm weights, scales, class tokens and position tables go through the rules of the operations that read them.
 `favour.passes.normalise.drawn` puts this operation into the graph.
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.posterior import Diagonal
 from favour.rules.registry import rule
-from favour.surrogate import DiagonalNoise, Noise, Surrogate, constant_between, factor_noise
+from favour.rules.weight_space import held, reshaped
+from favour.surrogate import Noise, Surrogate, factor_noise
 from favour.surrogate.value import Context, Weight, mean_of
 
 _LIBRARY = torch.library.Library("favour", "FRAGMENT")
@@ -41,13 +41,14 @@ def drawn_parameter(ctx: Context, parameter: Any, like: Any, squeeze: bool = Fal
     mean = _for_each(parameter.mean, like, squeeze)
     noises: list[Noise] = []
     if parameter.gaussian is not None:
-        if not isinstance(parameter.gaussian, Diagonal):
-            raise UnsupportedOperation(
-                f"`{parameter.name}` at {ctx.place} has a posterior of kind {type(parameter.gaussian).__name__}; "
-                "outside linear layers and convolutions only mean-field posteriors are supported."
-            )
-        variance = _for_each(parameter.gaussian.variance(), like, squeeze)
-        noises.append(DiagonalNoise(variance, parameter.name, between=constant_between(variance)))
+
+        def alone(p: Tensor) -> Tensor:
+            return p.squeeze(2) if squeeze else p
+
+        def back(g: Tensor) -> Tensor:
+            return g.unsqueeze(2) if squeeze else g
+
+        noises.append(reshaped(parameter, alone, back, mean, held(ctx, parameter)))
     if parameter.latents is not None:
         columns = parameter.latents.squeeze(1) if squeeze else parameter.latents
         wide = columns.unsqueeze(1).expand(columns.shape[0], *mean.shape)

@@ -32,7 +32,6 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.posterior import Diagonal
 from favour.rules.linear import linear
 from favour.rules.registry import rule
 from favour.rules.shape import broadcast
@@ -268,20 +267,18 @@ def matmul_letters(a: int, b: int) -> tuple[str, str, str]:
 )
 def matmul(ctx: Context, a: Any, b: Any) -> Surrogate:
     if isinstance(b, Weight) and b.mean.ndim == 2 and not isinstance(a, Weight):
-        return linear(ctx, a, _transposed(ctx, b))
+        return linear(ctx, a, _matrix(ctx, b))
     return bilinear(ctx, a, b, *matmul_letters(mean_of(a).ndim, mean_of(b).ndim))
 
 
-def _transposed(ctx: Context, weight: Weight) -> Weight:
-    """The parameter of x @ W as a linear layer holds it."""
-    if weight.gaussian is not None and not isinstance(weight.gaussian, Diagonal):
+def _matrix(ctx: Context, b: Weight) -> Weight:
+    """The weight as a linear layer holds it."""
+    if b.partner is not None:
         raise UnsupportedOperation(
-            f"`{weight.name}` at {ctx.place} is multiplied from the right and has a posterior of kind "
-            f"{type(weight.gaussian).__name__}; there only mean-field posteriors are supported."
+            f"`{b.name}` at {ctx.place} shares one Gaussian with `{b.partner}`, and is read by a product; give the two "
+            "separate Gaussians, or use `torch.nn.functional.linear`."
         )
-    gaussian = None if weight.gaussian is None else Diagonal(weight.gaussian.variance().mT)
-    latents = None if weight.latents is None else weight.latents.mT
-    return Weight(weight.name, weight.mean.mT, gaussian, None, latents, weight.uses, weight.mixed, turned=True)
+    return b.transposed()
 
 
 @rule(aten.baddbmm.default, exactness="moment-matched", family="product")

@@ -58,6 +58,7 @@ class Surrogate:
         second: Second derivatives in the first argument of `maps`, where the operation is curved and they are known.
         carried: What the operation tells of y to sweeps of variances, in the place of what its maps would move.
         variance: Var y in such a sweep, where what an argument carries tells more than maps and noises do.
+        readings: By parameter, what the operations that read it later have to know of this one (`Weight.earlier`).
     """
 
     mean: Tensor
@@ -66,3 +67,4 @@ class Surrogate:
     second: Second | None = None
     carried: list[Carried] = field(default_factory=list)
     variance: Tensor | None = None
+    readings: dict[str, Any] = field(default_factory=dict)

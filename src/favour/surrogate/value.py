@@ -14,14 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from favour.posterior import Gaussian
 from favour.surrogate.carried import Carried, find
 from favour.surrogate.linear_map import LinearMap
+
+if TYPE_CHECKING:
+    from favour.posterior import Gaussian
 
 K = TypeVar("K", bound=Carried)
 
@@ -93,7 +95,7 @@ def mean_of(argument: Any) -> Any:
     return argument.mean if isinstance(argument, (Value, Weight)) else argument
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Weight:
     """A parameter that has a posterior.
 
@@ -105,7 +107,7 @@ class Weight:
         latents: Columns (K, *shape) of the draws shared by all layers, or None.
         uses: How many operations of the model read this parameter.
         mixed: They are of several kinds, or read it at many places: its draws are held in weight space.
-        turned: A matrix in the transposed layout of the parameter.
+        earlier: What the operations that read it before noted for those behind them (`Surrogate.readings`).
     """
 
     name: str
@@ -115,22 +117,31 @@ class Weight:
     latents: Tensor | None = None
     uses: int = 1
     mixed: bool = False
-    turned: bool = False
+    earlier: tuple[Any, ...] = ()
 
     @property
     def shape(self) -> torch.Size:
         return self.mean.shape
 
+    def transposed(self) -> Weight:
+        """The matrix with rows and columns exchanged; its draws are the same."""
+        gaussian = None if self.gaussian is None else self.gaussian.transposed()
+        latents = None if self.latents is None else self.latents.mT
+        return replace(self, mean=self.mean.mT, gaussian=gaussian, latents=latents)
+
+    def read(self, noted: Any) -> Weight:
+        """For the next operation that reads it, with what this one noted."""
+        return replace(self, earlier=(*self.earlier, noted))
+
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """What a rule may know besides its arguments.
+    """What a rule may know besides its arguments: settings and its place, nothing that another rule wrote.
 
     Attributes:
         activation: `"price"`, `"matched"` or `"taylor"`.
         module: Path of the module that made the call.
         place: Module path and source line, for messages.
-        shared: Scratch space that lives as long as one prediction; tied parameters meet here.
         step: Name of the node that is being computed.
         short: Dtype of large products with deviations, covectors and variances; None leaves the model's own.
         tf32: Large products with deviations, covectors and variances may use TF32 (eager code on a GPU).
@@ -140,7 +151,6 @@ class Context:
     activation: str = "price"
     module: str = ""
     place: str = ""
-    shared: dict[Hashable, Any] = field(default_factory=dict)
     step: str = ""
     short: torch.dtype | None = None
     tf32: bool = False

@@ -18,7 +18,6 @@ from favour.errors import InvalidValue
 from favour.graph.node import Graph, Node, nodes_in
 from favour.methods.choice import multiplications
 from favour.passes.plan.steps import mark_uncertain
-from favour.posterior.gaussians import Diagonal
 from favour.rules.registry import RULES
 
 if TYPE_CHECKING:
@@ -271,7 +270,8 @@ def _mean_field(node: Node, weights: set[Node], posterior: Any, users: Mapping[N
         return False
     own = [s for s in node.inputs if s in weights]
     return all(
-        isinstance(posterior.gaussian(str(s.target)), Diagonal)
+        (gaussian := posterior.gaussian(str(s.target))) is not None
+        and gaussian.independent
         and str(s.target) not in posterior.latents
         and len(users[s]) == 1
         and s in node.args[1:]

@@ -20,7 +20,7 @@ from torch import Tensor
 from favour.errors import UnsupportedOperation
 from favour.graph.interpreter import interpret
 from favour.graph.node import Node
-from favour.methods.forward import DiagonalOnly, Sweep, evaluate, surrogate_of
+from favour.methods.forward import DiagonalOnly, Sweep, evaluate, note_readings, surrogate_of
 from favour.passes.plan.steps import Plan
 from favour.surrogate import Surrogate
 from favour.surrogate.value import Context, Value, mean_of
@@ -37,7 +37,7 @@ def check_rows(plan: Plan, values: Mapping[Node, Any], ctx: Context) -> bool:
     Args:
         plan: The steps.
         values: Inputs, parameters and constants by node, for any batch.
-        ctx: With the activation mode; not written to.
+        ctx: With the activation mode.
 
     Returns:
         True; False where the batch is empty, so that there was nothing to try.
@@ -48,7 +48,7 @@ def check_rows(plan: Plan, values: Mapping[Node, Any], ctx: Context) -> bool:
     if any(node.kind == "input" and getattr(mean_of(value), "shape", ())[:1] == (0,) for node, value in values.items()):
         return False
     taken = {node: _few(node, value, plan) for node, value in values.items()}
-    ctx = replace(ctx, shared={}, cache=None)
+    ctx = replace(ctx, cache=None)
     representation, sweep = DiagonalOnly(), Sweep({})
     problems: list[str] = []
     steps = {step.node: step for step in plan.steps}
@@ -58,15 +58,15 @@ def check_rows(plan: Plan, values: Mapping[Node, Any], ctx: Context) -> bool:
         if not step.uncertain:
             return evaluate(node, values)
         here = ctx.at(node.name, node.module, node.place)
-        before = dict(ctx.shared)
         made = surrogate_of(step, values, here)
         found = [representation.absorb(s, step, sweep) for s in _listed(made)]
         for sign in (1.0, -1.0):
             changed = {**values, **{n: _with_other_row(values[n], sign) for n in node.inputs}}
-            again = _listed(surrogate_of(step, changed, replace(here, shared=dict(before))))
+            again = _listed(surrogate_of(step, changed, here))
             if not all(_alike(a, representation.absorb(b, step, sweep)) for a, b in zip(found, again, strict=True)):
                 problems.append(f"`{node.target}` at {node.place}")
                 break
+        note_readings(node, made, taken)
         return found if isinstance(made, list) else found[0]
 
     interpret(steps, taken, handle, plan.done)
