@@ -232,7 +232,7 @@ def test_linear_used_thrice_is_one_draw(kind, given_as):
             diag = None if whole.diag is None else whole.diag[:, t]
             x = Value(mean[:, t], diag, {name: block[:, :, t] for name, block in whole.blocks.items()})
         use = linear(ctx, x, weight)
-        weight = weight.read(use.readings["weight"]) if use.readings else weight
+        weight = weight.read(use.readings)
         for noise in use.noises:
             own = columns_of(noise, use.mean.shape)
             columns = torch.zeros(len(own), BATCH, 3 * M, dtype=F64)

@@ -18,8 +18,10 @@ from torch import Tensor
 
 from favour.graph.interpreter import arguments, interpret
 from favour.graph.node import Node, replace_nodes
+from favour.passes.normalise.derived import DerivedNode
 from favour.passes.normalise.fusion import FusedNode, fused_surrogate
 from favour.passes.plan.steps import Plan, Step
+from favour.rules.derived import derived_weight
 from favour.surrogate import (
     Carried,
     DiagonalNoise,
@@ -109,7 +111,10 @@ def run(
         step = steps[node]
         if not step.uncertain:
             return evaluate(node, values)
-        made = surrogate_of(step, values, ctx.at(node.name, node.module, node.place))
+        here = ctx.at(node.name, node.module, node.place)
+        if isinstance(node, DerivedNode):
+            return weight_of(step, values, here)
+        made = surrogate_of(step, values, here)
         note_readings(node, made, sweep.values)
         results = []
         for surrogate in made if isinstance(made, list) else [made]:
@@ -136,13 +141,19 @@ def surrogate_of(step: Step, values: Mapping[Node, Any], ctx: Context) -> Surrog
     return step.rule.function(ctx, *args, **kwargs)
 
 
+def weight_of(step: Step, values: Mapping[Node, Any], ctx: Context) -> Weight:
+    """The weight that a call makes of parameters."""
+    assert step.rule is not None
+    args, kwargs = arguments(step.node, values)
+    return derived_weight(ctx, step.rule.function, args, kwargs, uses=step.uses, mixed=step.mixed)
+
+
 def note_readings(node: Node, made: Surrogate | list[Surrogate], values: dict[Node, Any]) -> None:
     """Hand what an operation noted of the parameters it read to those who read them next."""
     for surrogate in made if isinstance(made, list) else [made]:
         for source in node.inputs if surrogate.readings else ():
-            weight = values[source]
-            if isinstance(weight, Weight) and weight.name in surrogate.readings:
-                values[source] = weight.read(surrogate.readings[weight.name])
+            if isinstance(values[source], Weight):
+                values[source] = values[source].read(surrogate.readings)
 
 
 def evaluate(node: Node, values: Mapping[Node, Any]) -> Any:

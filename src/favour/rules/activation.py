@@ -11,6 +11,9 @@ For y = f(x), x ~ N(μ, v) marginally, all three modes have m = E[f(x)]:
 `price` gets the marginal variance right and, by Price's theorem, the covariance between two entries to first order in
 it. The functions and their moments are in `favour.scalar` and `favour.scalar.moments`; this file only says which
 overload is which.
+
+A PReLU whose slope w is uncertain, y = x⁺ − w x⁻ with x⁻ = max(−x, 0), is one with the slope w̄ less (w − w̄)x⁻: for w
+independent of x that adds the map −E[x⁻] from w, and the noise Var w · Var x⁻.
 """
 
 from __future__ import annotations
@@ -22,8 +25,10 @@ import torch
 from favour import scalar
 from favour.errors import UnsupportedOperation
 from favour.rules.registry import elementwise, pointwise_surrogate, rule
-from favour.surrogate import Surrogate
-from favour.surrogate.value import Context, Value
+from favour.rules.shape import broadcast
+from favour.scalar import surrogate_slope
+from favour.surrogate import DiagonalNoise, Surrogate, compose, scaling
+from favour.surrogate.value import Context, Value, mean_of
 
 aten = torch.ops.aten
 
@@ -80,7 +85,24 @@ def _elu(alpha: float, scale: float, input_scale: float) -> scalar.ScalarFunctio
 
 
 @rule(aten.prelu.default, exactness="moment-matched", family="element-wise")
-def prelu(ctx: Context, x: Value, weight: Any) -> Surrogate:
-    """The slope is a number per channel, dimension 1."""
+def prelu(ctx: Context, x: Any, weight: Any) -> Surrogate:
+    """The slope is a number per channel, dimension 1; see the module docstring for an uncertain one."""
+    if isinstance(weight, Value):
+        return _uncertain_slope(ctx, x, weight)
     shape = (1, -1, *[1] * (x.mean.ndim - 2)) if x.mean.ndim > 1 and weight.numel() > 1 else (1,) * x.mean.ndim
     return pointwise_surrogate(ctx, x, scalar.prelu(weight.reshape(shape)))
+
+
+def _uncertain_slope(ctx: Context, x: Any, weight: Value) -> Surrogate:
+    """The slope (batch, channels or 1, 1, …)."""
+    mean = mean_of(x)
+    slopes = weight.mean.expand(mean.shape)
+    if isinstance(x, Value):
+        made = pointwise_surrogate(ctx, x, scalar.prelu(slopes))
+        below, slope, left = surrogate_slope(scalar.relu(), -mean, x.variance, "price")
+        spread = slope.square() * x.variance + left
+        made.noises.append(DiagonalNoise(weight.variance * spread, f"{ctx.module or 'model'} (prelu)"))
+    else:
+        made, below = Surrogate(torch.where(mean > 0, mean, slopes * mean)), (-mean).clamp_min(0)
+    made.maps.append((weight, compose(scaling(-below), broadcast(weight.shape, mean.shape))))
+    return made

@@ -72,9 +72,11 @@ def convolved(ctx: Context, x: Any, kernel: Any, bias: Any, geometry: Geometry) 
     if isinstance(x, Value):
         maps.append((x, Convolution(geometry, kept(ctx, K), mean.shape[2:])))
     draws = Draws()
-    noises = _kernel_noises(ctx, x, kernel, bias, y, geometry, draws) if isinstance(kernel, Weight) else []
-    if isinstance(bias, Weight) and bias.gaussian is not None and bias.partner is None:
-        noises.append(_bias_noise(ctx, bias, bias.gaussian, y, draws))
+    noises: list[Noise] = []
+    for part in kernel.draws if isinstance(kernel, Weight) else ():
+        noises += _kernel_noises(ctx, x, part, bias, y, geometry, draws)
+    for part in bias.draws if isinstance(bias, Weight) and bias.partner is None else ():
+        noises.append(_bias_noise(ctx, part, y, draws))
     noises += _latent_noises(x, kernel, bias, y, geometry, draws)
     return Surrogate(y, maps, noises, carried=[] if geometry.transposed else [Convolved(x, K, geometry, draws, y)])
 
@@ -147,8 +149,7 @@ def _kernel_noises(
 ) -> list[Noise]:
     """The draws of a kernel: in its own space for the mean and the factor columns, diagonal for λ."""
     gaussian = weight.gaussian
-    if gaussian is None:
-        return []
+    assert gaussian is not None
     joint = weight.partner is not None
     if joint and not (isinstance(bias, Weight) and bias.name == weight.partner):
         raise UnsupportedOperation(
@@ -172,15 +173,17 @@ def _kernel_noises(
         seen = geometry.patches(points.flatten(0, 1), weight.mean)  # (P·batch, groups, channels, window, *out)
         a = seen.reshape(*points.shape[:2], geometry.groups, seen.shape[2] * seen.shape[3], math.prod(out))
         a = F.pad(a, (0, 0, 0, 1), value=one) if joint else a
-        if draws.variance is None and draws.patches is None:
-            draws.patches = gaussian, layout, a.unflatten(-1, tuple(out))
+        if not mean_field and points is first:
+            draws.patches.append((gaussian, layout, a.unflatten(-1, tuple(out))))
         return shared_noise(space, gaussian, a, layout, key, weight.name)
 
     variance = gaussian.variance()
     variance = (variance[:, :-1] if joint else variance).reshape(shape)
     mean_field = gaussian.independent and not joint
-    draws.variance = variance if mean_field else None
-    latent = [noise(mean.unsqueeze(0), (weight.name, "mean") if weight.uses > 1 else None, 1.0)]
+    if mean_field:
+        draws.variance = variance if draws.variance is None else draws.variance + variance
+    first = mean.unsqueeze(0)
+    latent = [noise(first, (weight.name, "mean") if weight.uses > 1 else None, 1.0)]
     columns = None
     if isinstance(x, Value) and x.factor is not None:
         latent.append(noise(x.factor, None, 0.0))
@@ -245,16 +248,20 @@ def _layout(gaussian: Gaussian, shape: tuple[int, ...], geometry: Geometry, out:
     )
 
 
-def _bias_noise(ctx: Context, bias: Weight, gaussian: Gaussian, y: Tensor, draws: Draws) -> Noise:
+def _bias_noise(ctx: Context, bias: Weight, y: Tensor, draws: Draws) -> Noise:
     """b ~ N(b̄, Σ_b), one number per channel, the same at every position and at every use."""
+    assert bias.gaussian is not None
     space = y.shape[2:]
 
     def wide(b: Tensor) -> Tensor:
         return b.reshape(*b.shape, *[1] * len(space))
 
-    noise = reshaped(bias, wide, lambda g: g.flatten(3).sum(3) if space else g, y, held(ctx, bias))
-    draws.flat = noise.diag()
-    draws.latent += [noise] if gaussian.independent else []
+    def summed(g: Tensor) -> Tensor:
+        return g.flatten(3).sum(3) if space else g
+
+    noise = reshaped(bias, wide, summed, y, held(ctx, bias), named=True)
+    draws.flat = noise.diag() if draws.flat is None else draws.flat + noise.diag()
+    draws.latent += [noise] if bias.gaussian.independent else []
     return noise
 
 

@@ -49,11 +49,13 @@ def embedding(ctx: Context, table: Any, indices: Any, *options: Any) -> Surrogat
         )
     made = Surrogate(table.mean[indices])
     noises = made.noises
-    if table.gaussian is not None and table.gaussian.independent and not table.mixed:
-        noises += _row_noises(table, table.gaussian.variance().sqrt()[indices], indices)
-        made.readings[table.name] = indices.reshape(indices.shape[0], -1)
-    elif table.gaussian is not None:
-        noises.append(_table_noise(ctx, table, indices))
+    for part in table.draws:
+        assert part.gaussian is not None
+        if part.gaussian.independent and not part.mixed:
+            noises += _row_noises(part, part.gaussian.variance().sqrt()[indices], indices)
+            made.readings[part.name] = indices.reshape(indices.shape[0], -1)
+        else:
+            noises.append(_table_noise(ctx, part, indices))
     if table.latents is not None:
         noises.append(factor_noise(table.latents[:, indices], "latents", table.name))
     return made
@@ -151,8 +153,8 @@ def added_noises(ctx: Context, weight: Any, like: Tensor, factor: float) -> list
         return (g.sum(summed, keepdim=True) if summed else g).reshape(*g.shape[:2], *shape)
 
     noises: list[Noise] = []
-    if weight.gaussian is not None:
-        noises.append(reshaped(weight, spread, pull, like, held(ctx, weight), factor))
+    for part in weight.draws:
+        noises.append(reshaped(part, spread, pull, like, held(ctx, part), factor))
     if weight.latents is not None:
         columns = factor * spread(weight.latents.unsqueeze(1)).expand(-1, *out)
         noises.append(factor_noise(columns, "latents", weight.name))

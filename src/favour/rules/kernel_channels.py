@@ -40,14 +40,14 @@ class Draws:
 
     Attributes:
         variance: σ² of a mean-field kernel, of the kernel's shape.
-        patches: For other kernels their Gaussian, its layout, and the patches of μ, (1, batch, g, n, *out).
+        patches: For the parts of other kernels their Gaussian, its layout, and patches of μ, (1, batch, g, n, *out).
         flat: The variance of the bias, the same at all positions of a channel; it broadcasts to the result.
         columns: Draws shared by every layer, (K, *shape of the result).
         latent: Draws that are independent from channel to channel.
     """
 
     variance: Tensor | None = None
-    patches: tuple[Gaussian, Layout, Tensor] | None = None
+    patches: list[tuple[Gaussian, Layout, Tensor]] = field(default_factory=list)
     flat: Tensor | None = None
     columns: Tensor | None = None
     latent: list[LatentNoise] = field(default_factory=list)
@@ -88,8 +88,7 @@ class Convolved(ChannelCovariance):
             if within is not None:
                 product = product + within.at(step)
             parts.append(self.geometry.apply(product, draws.variance))
-        if draws.patches is not None:
-            gaussian, layout, here = draws.patches
+        for gaussian, layout, here in draws.patches:
             there = shifted(here, lag)
             pair = [row_variances(gaussian, a.flatten(4), layout).unsqueeze(0) for a in (here + there, here - there)]
             parts.append(layout.result(pair[0] - pair[1]).squeeze(0) / 4)

@@ -101,21 +101,21 @@ def weight_noises(ctx: Context, x: Any, weight: Any, bias: Any, y: Tensor, readi
     """
     noises: list[Noise] = []
     joint = isinstance(weight, Weight) and weight.partner is not None
-    if isinstance(weight, Weight) and weight.gaussian is not None:
-        if joint and not (isinstance(bias, Weight) and bias.name == weight.partner):
-            raise UnsupportedOperation(
-                f"`{weight.name}` shares one Gaussian with `{weight.partner}`, but the layer at {ctx.place} uses it "
-                "with another bias; give the two separate Gaussians."
-            )
-        noises += _matrix_noises(ctx, Moments.of(x, constant=joint), weight, weight.gaussian, readings)
-    if isinstance(bias, Weight) and bias.gaussian is not None and not joint:
-        noises += _bias_noises(ctx, bias, bias.gaussian, y)
+    if joint and weight.gaussian is not None and not (isinstance(bias, Weight) and bias.name == weight.partner):
+        raise UnsupportedOperation(
+            f"`{weight.name}` shares one Gaussian with `{weight.partner}`, but the layer at {ctx.place} uses it "
+            "with another bias; give the two separate Gaussians."
+        )
+    for part in weight.draws if isinstance(weight, Weight) else ():
+        noises += _matrix_noises(ctx, Moments.of(x, constant=joint), part, readings)
+    for part in bias.draws if isinstance(bias, Weight) and not joint else ():
+        noises += _bias_noises(ctx, part, y)
     return noises + _latent_noises(x, weight, bias, y)
 
 
-def _matrix_noises(
-    ctx: Context, x: Moments, weight: Weight, gaussian: Gaussian, readings: dict[str, Any]
-) -> list[Noise]:
+def _matrix_noises(ctx: Context, x: Moments, weight: Weight, readings: dict[str, Any]) -> list[Noise]:
+    gaussian = weight.gaussian
+    assert gaussian is not None
     if x.mean.ndim > 2 or weight.mixed or (weight.uses > 1 and not gaussian.by_rows):
         return _shared(ctx, x, weight, gaussian)
     if weight.uses == 1:
@@ -181,8 +181,10 @@ def _positions(x: Tensor, m: int) -> Layout:
     )
 
 
-def _bias_noises(ctx: Context, bias: Weight, gaussian: Gaussian, y: Tensor) -> list[Noise]:
+def _bias_noises(ctx: Context, bias: Weight, y: Tensor) -> list[Noise]:
     """b ~ N(b̄, Σ_b), the same draw at every position and at every use."""
+    gaussian = bias.gaussian
+    assert gaussian is not None
     if gaussian.independent and y.ndim == 2 and bias.uses == 1:
         variances = gaussian.variance().expand(y.shape)
         return [DiagonalNoise(variances, bias.name, between=constant_between(variances))]
@@ -194,7 +196,7 @@ def _bias_noises(ctx: Context, bias: Weight, gaussian: Gaussian, y: Tensor) -> l
     def summed(g: Tensor) -> Tensor:
         return g.flatten(2, -2).sum(2) if positions else g
 
-    return [reshaped(bias, wide, summed, y, held(ctx, bias))]
+    return [reshaped(bias, wide, summed, y, held(ctx, bias), named=True)]
 
 
 def _latent_noises(x: Any, weight: Any, bias: Any, y: Tensor) -> list[Noise]:

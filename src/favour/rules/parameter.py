@@ -39,16 +39,14 @@ def drawn_parameter(ctx: Context, parameter: Any, like: Any, squeeze: bool = Fal
         raise UnsupportedOperation(f"`favour::drawn` at {ctx.place} takes a parameter that has a posterior.")
     like = mean_of(like)
     mean = _for_each(parameter.mean, like, squeeze)
-    noises: list[Noise] = []
-    if parameter.gaussian is not None:
 
-        def alone(p: Tensor) -> Tensor:
-            return p.squeeze(2) if squeeze else p
+    def alone(p: Tensor) -> Tensor:
+        return p.squeeze(2) if squeeze else p
 
-        def back(g: Tensor) -> Tensor:
-            return g.unsqueeze(2) if squeeze else g
+    def back(g: Tensor) -> Tensor:
+        return g.unsqueeze(2) if squeeze else g
 
-        noises.append(reshaped(parameter, alone, back, mean, held(ctx, parameter)))
+    noises: list[Noise] = [reshaped(part, alone, back, mean, held(ctx, part)) for part in parameter.draws]
     if parameter.latents is not None:
         columns = parameter.latents.squeeze(1) if squeeze else parameter.latents
         wide = columns.unsqueeze(1).expand(columns.shape[0], *mean.shape)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.graph.traits import Traits, declare
 from favour.rules.registry import deterministic, linear_map, rule
 from favour.surrogate import LinearMap, Surrogate, compose, identity, structural
 from favour.surrogate.value import Context, Value, mean_of
@@ -74,6 +75,10 @@ for _overload in (
     aten.lift_fresh_copy.default,
 ):
     linear_map(_overload, make=_reshaping(_overload), family="shape")
+
+
+_COPIES = (aten.contiguous, aten.clone, aten.alias, aten.detach, aten.lift_fresh_copy)
+declare(*[copy.default for copy in _COPIES], traits=Traits(keeps=True))
 
 
 @rule(aten.reshape_as.default, aten.view_as.default, exactness="exact", family="shape")
@@ -321,6 +326,7 @@ linear_map(aten.mean.dim, aten.mean.default, make=_reducing(True), family="reduc
     aten.type_as.default,
     exactness="exact",
     family="shape",
+    traits=Traits(keeps=True),
 )
 def convert(ctx: Context, x: Any, *args: Any, **kwargs: Any) -> Surrogate:
     if not isinstance(x, Value):  # `type_as`, which reads no more than the type of an uncertain tensor

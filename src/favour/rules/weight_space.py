@@ -36,7 +36,9 @@ def held(ctx: Context, weight: Weight) -> Gaussian:
     return weight.gaussian.held(keep)
 
 
-def reshaped(weight: Weight, result: Map, back: Map, like: Tensor, space: Gaussian, factor: float = 1.0) -> LatentNoise:
+def reshaped(
+    weight: Weight, result: Map, back: Map, like: Tensor, space: Gaussian, factor: float = 1.0, named: bool = False
+) -> LatentNoise:
     """n = factor · the weight's own draw, arranged as the result: added parameters, biases, draws for each input.
 
     Args:
@@ -46,6 +48,7 @@ def reshaped(weight: Weight, result: Map, back: Map, like: Tensor, space: Gaussi
         like: The result's mean, of every input.
         space: `held` of the weight.
         factor: A number.
+        named: Forward methods keep its columns by the weight's name, and do not compress them.
     """
     assert weight.gaussian is not None
     own = weight.gaussian.variance().expand(1, 1, *weight.shape)
@@ -55,7 +58,7 @@ def reshaped(weight: Weight, result: Map, back: Map, like: Tensor, space: Gaussi
         lambda g: space.pull(factor * back(g)).unsqueeze(2),
         variances,
         (1, *space.latent_shape),
-        (weight.name, "mean") if weight.uses > 1 else None,
+        (weight.name, "mean") if weight.uses > 1 or named else None,
         weight.name,
         drawn=True,
         between=constant_between(variances),

@@ -12,7 +12,7 @@ covariance between them is Σ_k U_k(x) U_k(y)ᵀ over the shared names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -108,6 +108,8 @@ class Weight:
         uses: How many operations of the model read this parameter.
         mixed: They are of several kinds, or read it at many places: its draws are held in weight space.
         earlier: What the operations that read it before noted for those behind them (`Surrogate.readings`).
+        parts: Of a weight that is computed from parameters, the independent parts of its covariance, by their draws;
+            `gaussian` is None then.
     """
 
     name: str
@@ -118,20 +120,36 @@ class Weight:
     uses: int = 1
     mixed: bool = False
     earlier: tuple[Any, ...] = ()
+    parts: tuple[Weight, ...] = ()
 
     @property
     def shape(self) -> torch.Size:
         return self.mean.shape
 
+    @property
+    def draws(self) -> tuple[Weight, ...]:
+        """Weights with a covariance each, that add up to this one: itself, or its parts."""
+        return self.parts if self.gaussian is None else (self,)
+
+    def variance(self) -> Tensor:
+        """Marginal variances, of the parameter's shape."""
+        total = torch.zeros_like(self.mean)
+        for part in self.draws:
+            assert part.gaussian is not None
+            total = total + part.gaussian.variance()
+        return total if self.latents is None else total + self.latents.square().sum(0)
+
     def transposed(self) -> Weight:
         """The matrix with rows and columns exchanged; its draws are the same."""
         gaussian = None if self.gaussian is None else self.gaussian.transposed()
         latents = None if self.latents is None else self.latents.mT
-        return replace(self, mean=self.mean.mT, gaussian=gaussian, latents=latents)
+        parts = tuple(part.transposed() for part in self.parts)
+        return replace(self, mean=self.mean.mT, gaussian=gaussian, latents=latents, parts=parts)
 
-    def read(self, noted: Any) -> Weight:
-        """For the next operation that reads it, with what this one noted."""
-        return replace(self, earlier=(*self.earlier, noted))
+    def read(self, readings: Mapping[str, Any]) -> Weight:
+        """For the next operation that reads it, with what this one noted (`Surrogate.readings`)."""
+        earlier = (*self.earlier, readings[self.name]) if self.name in readings else self.earlier
+        return replace(self, earlier=earlier, parts=tuple(part.read(readings) for part in self.parts))
 
 
 @dataclass(frozen=True, eq=False)

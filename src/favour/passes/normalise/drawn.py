@@ -7,20 +7,23 @@ shape (batch, *S), `favour.rules.parameter`, and what reads it is adjusted:
 - arithmetic with a tensor that has the batch in front: ones between the batch and S, so that S meets the last axes;
 - shape operations on p alone: their dimensions move by one;
 - a first dimension of one stands for the batch and is dropped;
-- a norm is written as the norm without weights, a product and a sum.
+- a norm is written as the norm without weights, a product and a sum;
+- products and einsums get one more letter, the batch, at their axes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 
 from favour.errors import UnsupportedOperation
 from favour.graph.node import Graph, Node, replace_nodes
+from favour.passes.normalise.derived import POSITIONS, PRODUCTS, DerivedNode
 from favour.passes.rewriting import Builder, Shape, rewrite
 from favour.rules.parameter import drawn
+from favour.rules.products import einsum_letters, matmul_letters
 from favour.rules.registry import RULES
 
 aten = torch.ops.aten
@@ -47,7 +50,6 @@ _NORMS = {
     aten.group_norm.default: ("weight", "bias", True),
     aten.instance_norm.default: ("weight", "bias", True),
 }
-_OWN_RULE = {"linear", "convolution", "embedding", "product", "recurrent"}
 
 
 def draw_parameters(graph: Graph, uncertain: Collection[Node]) -> None:
@@ -56,31 +58,34 @@ def draw_parameters(graph: Graph, uncertain: Collection[Node]) -> None:
     if first is None or first.shape is None:
         return
     users = graph.users()
-    chosen = set()
+    chosen: dict[Node, set[Node]] = {}
     for node in uncertain:
-        readers = users.get(node, ())
-        if node.kind != "parameter" or any(_keeps_to_itself(u) for u in readers):
+        if node.kind != "parameter" and not isinstance(node, DerivedNode):
             continue
-        # A parameter that is added once has a rule of its own.
-        if sum(u.inputs.count(node) for u in readers) > 1 or not all(_reads_weights(u) for u in readers):
-            chosen.add(node)
+        readers = [u for u in users.get(node, ()) if not isinstance(u, DerivedNode)]
+        others = {u for u in readers if not _takes(u, node)}
+        # A parameter that is added once, or beside a layer that reads it, has a rule of its own.
+        added = {u for u in readers if u not in others and u.target not in POSITIONS}
+        if len(added) == len(readers) - len(others) and sum(u.inputs.count(node) for u in readers) > 1:
+            others |= added
+        if others:
+            chosen[node] = others
     if chosen:
         _Drawing(first, chosen).run(graph)
 
 
-def _reads_weights(user: Node) -> bool:
+def _takes(user: Node, weight: Node) -> bool:
+    """Whether the rule of an operation takes a weight where this one stands."""
+    if user.target in POSITIONS:
+        places = [i for i, a in enumerate(user.args) if a is weight]
+        matrix = user.target not in PRODUCTS or len(weight.shape or ()) == 2
+        return matrix and all(i in POSITIONS[user.target] for i in places)
     entry = RULES.get(user.target)
     return entry is not None and entry.weights
 
 
-def _keeps_to_itself(user: Node) -> bool:
-    """Whether the rule of an operation needs the parameter itself, not a tensor."""
-    entry = RULES.get(user.target)
-    return entry is not None and entry.weights and entry.family in _OWN_RULE
-
-
 class _Drawing:
-    def __init__(self, first: Node, chosen: Collection[Node]) -> None:
+    def __init__(self, first: Node, chosen: Mapping[Node, Collection[Node]]) -> None:
         assert first.shape is not None
         self.first, self.chosen = first, chosen
         self.batch = first.shape[0]
@@ -94,8 +99,8 @@ class _Drawing:
         assert not any(n in self.loose for n in graph.outputs if isinstance(n, Node))
 
     def __call__(self, node: Node, new: Builder) -> Node | None:
-        if any(isinstance(s, Node) and s in self.chosen for s in node.inputs):
-            swapped = {s: self._drawn(s, new) for s in node.inputs if s in self.chosen}
+        swapped = {s: self._drawn(s, new) for s in node.inputs if node in self.chosen.get(s, ())}
+        if swapped:
             node.args, node.kwargs = _replaced(node.args, swapped), _replaced(node.kwargs, swapped)
         if not any(s in self.loose or s in self.led for s in node.inputs):
             return self._again(node, new) if new.nodes else None
@@ -125,6 +130,11 @@ class _Drawing:
         assert shape is not None and x.shape is not None
         if node.target in _NORMS:
             return self._norm(node, new)
+        if node.target in (*PRODUCTS, aten.einsum.default):
+            return self._product(node, new, shape)
+        if node.target is aten.prelu.default:
+            slopes = self._along_channels(new, node.args[1], shape)
+            return self._result(node, new, (node.args[0], slopes), shape, None)
         if node.target in _ARITHMETIC and shape[:1] == (self.batch,):
             args = [self._under(new, a, len(shape)) if self._is_drawn(a) else a for a in node.args]
             return self._result(node, new, args, shape, None)
@@ -209,6 +219,35 @@ class _Drawing:
     def _size(self, new: Builder) -> Node:
         return new.call(aten.sym_size.int, self.first, 0, shape=None)
 
+    def _product(self, node: Node, new: Builder, shape: Shape) -> Node:
+        """A product with a parameter: one more letter, the batch, in front of its axes."""
+        if node.target is aten.einsum.default:
+            equation, operands = node.args[0], list(node.args[1])
+            dims = [len(t.shape) - self._is_drawn(t) for t in operands]
+            if len(operands) != 2:
+                raise _refused(node)
+            letters = einsum_letters(equation, dims)
+        else:
+            operands = list(node.args)
+            letters = matmul_letters(*[len(t.shape) - self._is_drawn(t) for t in operands])
+        terms, result = list(letters[:2]), letters[2]
+        others = [term for t, term in zip(operands, terms, strict=True) if not self._is_drawn(t)]
+        if any(t in self.led for t in operands) or shape[:1] != (self.batch,) or (others and others[0][0] != result[0]):
+            raise _refused(node)
+        letter = result[0]
+        if any(letter in term for t, term in zip(operands, terms, strict=True) if self._is_drawn(t)):
+            raise _refused(node)
+        spelled = [letter + term if self._is_drawn(t) else term for t, term in zip(operands, terms, strict=True)]
+        made = new.call(aten.einsum.default, f"{','.join(spelled)}->{result}", operands, shape=shape, dtype=node.dtype)
+        return made
+
+    def _along_channels(self, new: Builder, x: Node, out: Shape) -> Node:
+        """(batch, channels) with ones behind it for the places of a tensor (batch, channels, *places)."""
+        for _ in range(len(out) - 2):
+            assert x.shape is not None
+            x = new.call(aten.unsqueeze.default, x, -1, shape=(*x.shape, 1), dtype=x.dtype)
+        return x
+
     def _norm(self, node: Node, new: Builder) -> Node:
         weight_name, bias_name, channels = _NORMS[node.target]
         names = [a.name for a in node.target._schema.arguments]
@@ -228,11 +267,7 @@ class _Drawing:
         assert parameter.shape is not None
         if not channels:
             return self._under(new, parameter, len(out)) if self._is_drawn(parameter) else parameter
-        x = parameter
-        for _ in range(len(out) - 2):
-            assert x.shape is not None
-            x = new.call(aten.unsqueeze.default, x, -1, shape=(*x.shape, 1), dtype=x.dtype)
-        return x
+        return self._along_channels(new, parameter, out)
 
 
 def _replaced(value: Any, swapped: dict[Node, Node]) -> Any:
@@ -259,7 +294,8 @@ def _parameters(node: Node) -> set[str]:
             continue
         seen.add(here)
         if here.target is drawn:
-            found.add(str(here.args[0].target))
+            weight = here.args[0]
+            found.add(weight.name if isinstance(weight, DerivedNode) else str(weight.target))
         else:
             ahead.extend(here.inputs)
     return found

@@ -20,7 +20,8 @@ from torch import Tensor
 from favour.errors import UnsupportedOperation
 from favour.graph.interpreter import interpret
 from favour.graph.node import Node
-from favour.methods.forward import DiagonalOnly, Sweep, evaluate, note_readings, surrogate_of
+from favour.methods.forward import DiagonalOnly, Sweep, evaluate, note_readings, surrogate_of, weight_of
+from favour.passes.normalise.derived import DerivedNode
 from favour.passes.plan.steps import Plan
 from favour.surrogate import Surrogate
 from favour.surrogate.value import Context, Value, mean_of
@@ -58,6 +59,8 @@ def check_rows(plan: Plan, values: Mapping[Node, Any], ctx: Context) -> bool:
         if not step.uncertain:
             return evaluate(node, values)
         here = ctx.at(node.name, node.module, node.place)
+        if isinstance(node, DerivedNode):  # no input is in it
+            return weight_of(step, values, here)
         made = surrogate_of(step, values, here)
         found = [representation.absorb(s, step, sweep) for s in _listed(made)]
         for sign in (1.0, -1.0):

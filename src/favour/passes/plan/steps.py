@@ -27,6 +27,7 @@ from favour.graph.node import with_argument
 from favour.graph.sizes import entries
 from favour.passes.normalise.commuting import RANDOM, commute, rule_for
 from favour.passes.normalise.decompose import with_batch
+from favour.passes.normalise.derived import DerivedNode, derive, final_reads
 from favour.passes.normalise.fusion import FusedNode, fuse
 from favour.passes.normalise.roots import find_roots
 from favour.posterior import Posterior
@@ -61,6 +62,7 @@ class Step:
         forked: The result is read by more than one operation.
         output: The result is (one of) the model's outputs.
         done: Nodes that nobody reads after this step.
+        uses, mixed: Of a weight that is made of parameters, see `Weight`.
     """
 
     node: Node
@@ -69,6 +71,8 @@ class Step:
     forked: bool = False
     output: bool = False
     done: list[Node] = field(default_factory=list)
+    uses: int = 1
+    mixed: bool = False
 
     @property
     def uncertain(self) -> bool:
@@ -236,34 +240,43 @@ def make_plan(graph: Graph, inputs: Collection[str], posterior: Posterior) -> Pl
     """
     canonical = {graph.aliases.get(name, name) for name in posterior.names}
     graph = configure(graph, None)  # a private copy: fusion rewrites nodes
+    derive(graph, mark_uncertain(graph, inputs, canonical))
     with_batch(graph, mark_uncertain(graph, inputs, canonical))
-    commute(graph, mark_uncertain(graph, inputs, canonical))
-    find_roots(graph, mark_uncertain(graph, inputs, canonical))
-    uncertain = mark_uncertain(graph, inputs, canonical)
-    fuse(graph, uncertain)
+    for rewriting in (commute, find_roots, fuse):
+        rewriting(graph, {n for n in mark_uncertain(graph, inputs, canonical) if not isinstance(n, DerivedNode)})
     uncertain = mark_uncertain(graph, inputs, canonical)
     _check(graph, uncertain)
     users = graph.users()
-    uses = {name: sum(m.inputs.count(n) for m in users[n]) for name, n in _uncertain_parameters(uncertain)}
+    reads = {name: final_reads(n, users) for name, n in _weights(uncertain)}
+    uses = {name: len(found) for name, found in reads.items()}
     leaves = [n for n in graph.nodes if n.kind != "call"]
-    mixed = {name for name, n in _uncertain_parameters(uncertain) if uses[name] > 1 and _mixed(n, users[n])}
-    steps = _steps(graph, uncertain, posterior)
+    mixed = {name for name, found in reads.items() if len(found) > 1 and _mixed(found)}
+    steps = _steps(graph, uncertain, posterior, reads)
+    for step in steps:
+        if isinstance(step.node, DerivedNode):
+            step.uses, step.mixed = uses[step.node.name], step.node.name in mixed
     return Plan(steps, graph.outputs, uncertain, uses, leaves, mixed=mixed, batch=_batch(graph))
 
 
-def _uncertain_parameters(uncertain: Collection[Node]) -> list[tuple[str, Node]]:
-    return [(str(n.target), n) for n in uncertain if n.kind in ("parameter", "buffer")]
+def _weights(uncertain: Collection[Node]) -> list[tuple[str, Node]]:
+    """Uncertain parameters, and weights made of them, by name."""
+    found = [(str(n.target), n) for n in uncertain if n.kind in ("parameter", "buffer")]
+    return [*found, *[(n.name, n) for n in uncertain if isinstance(n, DerivedNode)]]
 
 
-def _mixed(parameter: Node, users: Collection[Node]) -> bool:
+def _mixed(reads: Collection[tuple[Node, Node]]) -> bool:
     """Whether a parameter is read otherwise than by lookups alone, or by one operation on one vector per input."""
-    if all(user.target is aten.embedding.default for user in users):
+    if any(isinstance(weight, DerivedNode) for _, weight in reads):
+        return True
+    if all(user.target is aten.embedding.default for user, _ in reads):
         return False
-    ways = {(user.target, len(s.shape or ())) for user in users for s in user.inputs[:1]}
+    ways = {(user.target, len(s.shape or ())) for user, _ in reads for s in user.inputs[:1]}
     return len(ways) > 1 or any(dims != 2 for _, dims in ways)
 
 
-def _steps(graph: Graph, uncertain: set[Node], posterior: Posterior) -> list[Step]:
+def _steps(
+    graph: Graph, uncertain: set[Node], posterior: Posterior, reads: Mapping[str, Collection[tuple[Node, Node]]]
+) -> list[Step]:
     outputs = set(nodes_in(graph.outputs))
     last_read: dict[Node, int] = {}
     for i, node in enumerate(graph.nodes):
@@ -275,18 +288,12 @@ def _steps(graph: Graph, uncertain: set[Node], posterior: Posterior) -> list[Ste
     # Draws shared by all layers are alive from the first to the last layer that has them.
     carriers = [graph.aliases.get(name, name) for name in posterior.latents]
     spans: list[tuple[int, int]] = []
-    touched = [
-        i
-        for i, node in enumerate(graph.nodes)
-        if any(s.kind == "parameter" and s.target in carriers for s in node.inputs)
-    ]
+    places = {node: i for i, node in enumerate(graph.nodes)}
+    by_name = {name: sorted(places[user] for user, _ in found) for name, found in reads.items()}
+    touched = sorted(i for name in carriers for i in by_name.get(name, ()))
     if touched:
         spans.append((touched[0], touched[-1]))
-    for node in uncertain:
-        if node.kind in ("parameter", "buffer"):
-            reads = [i for i, n in enumerate(graph.nodes) if node in n.inputs]
-            if len(reads) > 1:
-                spans.append((reads[0], reads[-1]))
+    spans += [(found[0], found[-1]) for found in by_name.values() if len(found) > 1]
 
     users = graph.users()
     done: dict[int, list[Node]] = {}
@@ -296,7 +303,7 @@ def _steps(graph: Graph, uncertain: set[Node], posterior: Posterior) -> list[Ste
     for i, node in enumerate(graph.nodes):
         if node.kind != "call" and node not in uncertain:
             continue
-        random = node in uncertain and node.kind in ("call", "input")
+        random = node in uncertain and node.kind in ("call", "input") and not isinstance(node, DerivedNode)
         if random and last_read.get(node, -1) > i:
             alive.add(node)
         alive -= {n for n in done.get(i, []) if n is not node}
@@ -308,7 +315,7 @@ def _steps(graph: Graph, uncertain: set[Node], posterior: Posterior) -> list[Ste
             steps.append(
                 Step(
                     node,
-                    rule_for(node.target) if random else None,
+                    rule_for(node.target) if node in uncertain else None,
                     closed and random,
                     forked,
                     node in outputs,
@@ -352,17 +359,18 @@ def _check(graph: Graph, uncertain: set[Node]) -> None:
                 problems.append(_where_the_batch_is(source, node, batch))
             continue
         entry = rule_for(node.target)
-        weights = [s for s in node.inputs if s in uncertain and s.kind in ("parameter", "buffer")]
+        derived = isinstance(node, DerivedNode)
+        weights = [s for s in node.inputs if s in uncertain and _is_weight(s) and not derived]
         if entry is None:
             problems.append(f"no rule for `{node.target}` at {node.place}")
         elif entry.exactness == "refused":
             problems.append(f"`{node.target}` at {node.place} has a discrete result, which has no mean and covariance")
         elif weights and not entry.weights:
-            names = ", ".join(f"`{s.target}`" for s in weights)
+            names = ", ".join(f"`{s.name if isinstance(s, DerivedNode) else s.target}`" for s in weights)
             problems.append(
                 f"`{node.target}` at {node.place} reads {names}, but has no rule for an uncertain parameter"
             )
-        elif _misplaced(node, batch):
+        elif not derived and _misplaced(node, batch):
             problems.append(_where_the_batch_is(node, node, batch))
     if problems:
         lines = "\n".join(f"  - {p}" for p in dict.fromkeys(problems))
@@ -370,6 +378,10 @@ def _check(graph: Graph, uncertain: set[Node]) -> None:
             f"favour cannot propagate uncertainty through {len(problems)} operation(s):\n{lines}\n"
             "Register a rule with `@favour.rule(...)` (see docs/adding-a-rule.md), or rewrite those lines."
         )
+
+
+def _is_weight(node: Node) -> bool:
+    return node.kind in ("parameter", "buffer") or isinstance(node, DerivedNode)
 
 
 def _misplaced(node: Node, batch: int | str | None) -> bool:
