@@ -41,7 +41,7 @@ from favour.graph.traits import Draw, Traits
 from favour.inspect.attribution import Attribution
 from favour.inspect.check import Check, check
 from favour.inspect.explain import Explanation
-from favour.posterior import Diagonal, Full, Kronecker, Posterior, Rotated, Rows
+from favour.posterior import Diagonal, Full, Gaussian, Kronecker, Posterior, Rotated, Rows
 from favour.predictor.compilation import compile
 from favour.predictor.draws import sample
 from favour.predictor.predictor import Predictor
