@@ -114,7 +114,7 @@ def standard_deviations(posterior: Posterior, second: Mapping[str, Tensor], prio
         for name in second:
             group = {"parameter": name, "layer": name.rpartition(".")[0], "shared": ""}[prior]
             members.setdefault(group, []).append(name)
-        found = {}
+        found: dict[str, Tensor] = {}
         for names in members.values():
             total = torch.stack([second[n].sum() for n in names]).sum()
             std = (total / sum(second[n].numel() for n in names)).sqrt()
