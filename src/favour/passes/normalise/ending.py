@@ -69,7 +69,7 @@ class Ending:
         path: Changes of shape and dtype that make them the output's, last first.
         within: It lies in [0, 1], by its link or by the range of what it is made of.
         sums: Its numbers sum to one.
-        linear: It comes straight from weights, as logits do, so that it is no distribution.
+        linear: It comes straight from weights, as logits do, or its values do not sum to one: it is no distribution.
     """
 
     link: str | None = None
