@@ -73,11 +73,11 @@ def test_cases_are_what_they_are_called(told):
 
 
 def test_bins_hold_every_image_once():
-    p = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6], [0.95, 0.05]], dtype=torch.float64)
+    p = torch.tensor([[0.91, 0.09], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6], [0.95, 0.05]], dtype=torch.float64)
     found = story.bins(p, torch.tensor([0, 1, 1, 0, 0]))
-    assert [b.count for b in found] == [1] * 5
-    assert [b.confidence for b in found] == pytest.approx([0.6, 0.7, 0.8, 0.9, 0.95])
-    assert [b.right for b in found] == [0, 1, 0, 1, 1]
+    assert [b.count for b in found] == [1, 2, 2]
+    assert [b.confidence for b in found] == pytest.approx([0.6, 0.75, 0.93])
+    assert [b.right for b in found] == [0, 0.5, 1]
 
 
 def test_demo_training_leaves_the_random_state_alone():

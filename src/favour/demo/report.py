@@ -12,9 +12,11 @@ import torch
 
 import favour
 from favour import pages
+from favour.demo import figures
 from favour.demo.story import GROUPS, SAMPLES, Bin, Case, Story
 from favour.extras import require
-from favour.trial import figures, report
+from favour.trial import report
+from favour.trial.figures import error_against_time
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -82,13 +84,20 @@ def write(story: Story, training: dict[str, Any], out: Path) -> Path:
         "training": training,
         "answer": headline(story),
         "rows": [{"way": name, "error": error, "forward passes": cost} for name, error, cost in rows(story)],
-        "cases": [{"group": c.group, "name": c.name, "said": c.said()} for c in story.cases],
+        "cases": [_recorded(case) for case in story.cases],
         "reliability": {name: [vars(b) for b in found] for name, found in story.reliability.items()},
         "accuracy, NLL, ECE": story.scores,
         "threads": story.threads,
     }
     pages.write(out / "demo.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     return pages.write(out / "report.html", page(story, training))
+
+
+def _recorded(case: Case) -> dict[str, Any]:
+    """A case with what its picture is drawn from."""
+    numbers = {name: getattr(case, name) for name in ("picture", "probabilities", "spread")}
+    told = {name: (1000 * t).round().div(1000).tolist() for name, t in numbers.items()}
+    return {"group": case.group, "name": case.name, "said": case.said(), **told}
 
 
 def page(story: Story, training: dict[str, Any]) -> str:
@@ -101,7 +110,7 @@ def page(story: Story, training: dict[str, Any]) -> str:
     ]
     ways = rows(story)
     ours = {name: (cost, error) for name, error, cost in ways if name.startswith("Favour")}
-    drawn = figures.error_against_time((costs.sample, found.sampling_error * found.n**0.5), ours)
+    drawn = error_against_time((costs.sample, found.sampling_error * found.n**0.5), ours)
     caption = (
         "The line is samples of the network, ten times more in ten times the time; the marks are Favour. The dashed "
         "line ends at the samples of the same error."
@@ -127,7 +136,7 @@ def page(story: Story, training: dict[str, Any]) -> str:
     reading = pages.paragraph(
         "Bars are the probabilities of the classes 0 to 9, whiskers their standard deviation over draws of the network."
     )
-    counts = "Each mark is a fifth of the test images; the number beside it says how many."
+    counts = "A mark for each range of confidence; the number beside it says how many images are in it."
     diagram = pages.figure("figure-reliability", [_reliability(story)], counts, wide=True)
     trained = f"{NETWORK}, {training['epochs']} epochs of Adam on {training['inputs']:,} of scikit-learn's digits. "
     numbers = "; ".join(f"{n}: accuracy {a:.1%}, NLL {b:.4f}, ECE {c:.4f}" for n, (a, b, c) in story.scores.items())
@@ -138,39 +147,29 @@ def page(story: Story, training: dict[str, Any]) -> str:
         ("yours", "On your own model", f"<p><code>{TRY}</code></p>" + pages.paragraph(report.SIGMA)),
         ("network", "The network", pages.paragraph(trained)),
     ]
-    return pages.page("Favour: handwritten digits", LEAD, sections, f"favour {favour.__version__}", pages.CHART + STYLE)
+    return pages.page(
+        "Favour: handwritten digits",
+        LEAD,
+        sections,
+        f"favour {favour.__version__}",
+        pages.CHART + figures.STYLE + STYLE,
+    )
 
 
 LEAD = "The mean and covariance of what a network with dropout predicts, without sampling, beside samples of it."
-STYLE = """
+LAYOUT = """
 .cases{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,15rem),1fr));gap:.8rem}
 .case{background:var(--raised);border-radius:8px;padding:.7rem .9rem;margin:0}
 .case svg{width:100%;height:auto;display:block}.case figcaption{margin-top:.3rem}
-.case rect.pixel{fill:var(--ink)}.case rect.bar{fill:var(--adjoint)}
-.case path{stroke:var(--ink);stroke-width:1.2;fill:none}
-.case text{fill:var(--soft);font:9px var(--font);text-anchor:middle}
 """
 
 
 def _case(case: Case) -> str:
-    """A picture of eight by eight, and ten bars with whiskers beside it."""
-    parts = [
-        f'<rect class="pixel" x="{6 * j}" y="{12 + 6 * i}" width="6.1" height="6.1" opacity="{float(v):.2f}"/>'
-        for i, row in enumerate(case.picture)
-        for j, v in enumerate(row)
-        if v > 0.02
-    ]
-    for k, (p, s) in enumerate(zip(case.probabilities.tolist(), case.spread.tolist(), strict=True)):
-        x = 62 + 14 * k
-        low, high = max(p - s, 0.0), min(p + s, 1.0)
-        parts.append(f'<rect class="bar" x="{x}" y="{62 - 56 * p:.1f}" width="9" height="{56 * p:.1f}"/>')
-        if s > 0.005:
-            parts.append(f'<path d="M{x + 4.5} {62 - 56 * low:.1f}V{62 - 56 * high:.1f}"/>')
-        parts.append(f'<text x="{x + 4.5}" y="72">{k}</text>')
+    inner = figures.case(case.picture.tolist(), case.probabilities.tolist(), case.spread.tolist())
     label = escape(f"{case.name}: {case.said()}", quote=True)
-    drawing = f'<svg viewBox="0 0 204 76" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+    box = f"0 0 {figures.WIDTH} {figures.HEIGHT}"
     words = f"<figcaption><b>{escape(case.name)}</b>: {escape(case.said())}</figcaption>"
-    return f'<figure class="case">{drawing}{words}</figure>'
+    return f'<figure class="case"><svg viewBox="{box}" role="img" aria-label="{label}">{inner}</svg>{words}</figure>'
 
 
 def _reliability(story: Story) -> str:
@@ -185,7 +184,7 @@ def _reliability(story: Story) -> str:
         chart.line([b.confidence for b in found], [b.right for b in found], f"line thin {kind.split()[0]}")
         for b in found:
             chart.mark(b.confidence, b.right, marker, kind, _told(name, b))
-            if name == "Favour" and b.confidence < 0.97:
+            if name == "Favour":
                 chart.text(b.confidence, b.right, str(b.count), dx=7, dy=12)
     words = "; ".join(_told("Favour", b) for b in story.reliability["Favour"])
     return chart.svg(f"Reliability: circles are plain inference, diamonds Favour. {words}.")

@@ -24,7 +24,7 @@ from favour.trial.measure import Trial, trial
 
 SAMPLES = (10, 100, 1000)
 INPUTS = 128  # test images of the comparison with samples
-BINS = 5
+EDGES = (0.0, 0.5, 0.7, 0.9, 0.99)  # of confidence, from where its bins begin
 DRAWS = 1000  # of a belief, for the spread of a probability
 GROUPS = ("sure", "torn", "not a digit")
 
@@ -54,11 +54,10 @@ class Case:
         (p, q), (a, b) = self.probabilities.topk(2)
         first = f"{a} ({p:.0%} ± {self.spread[a]:.0%})"
         guess = first if self.group == "sure" else f"{first} or {b} ({q:.0%} ± {self.spread[b]:.0%})"
-        share = f"for {self.unfamiliar:.0%} of the test images"
-        share = (
-            "for any test image" if self.unfamiliar == 1 else "for almost none" if self.unfamiliar < 0.005 else share
-        )
-        return f"{guess}; draws disagree more than {share}"
+        if self.unfamiliar < 0.005:
+            return f"{guess}; draws agree"
+        share = "any test image" if self.unfamiliar > 0.995 else f"{self.unfamiliar:.0%} of the test images"
+        return f"{guess}; draws disagree more than for {share}"
 
 
 @dataclass(frozen=True)
@@ -119,10 +118,10 @@ def cases(predict: Predictor, data: Data, p: Tensor, seed: int) -> tuple[Case, .
 
 
 def bins(p: Tensor, y: Tensor) -> tuple[Bin, ...]:
-    """Bins of equally many images, from the least to the most confident."""
+    """By confidence, from the least; bins without an image are left out."""
     confidence, guess = p.max(1)
-    order = confidence.argsort()
-    parts = [order[len(order) * k // BINS : len(order) * (k + 1) // BINS] for k in range(BINS)]
+    which = torch.bucketize(confidence, torch.tensor(EDGES[1:], dtype=p.dtype), right=True)
+    parts = [(which == k).nonzero()[:, 0] for k in range(len(EDGES))]
     return tuple(
         Bin(len(i), float(confidence[i].mean()), float((guess[i] == y[i]).double().mean())) for i in parts if len(i)
     )
