@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -53,14 +53,18 @@ def infer(
         kept: Names of nodes, whose values are put in.
     """
     if choice.method == "adjoint":
-        sweep, inputs = forward_for_adjoint(plan, values, settings, ctx, sources, starts, choice.secant)
+        sweep, inputs = forward_for_adjoint(plan, values, settings, ctx, sources, starts, choice.secant, kept or ())
         _keep(sweep, kept)
         results = [result_of(o, sweep) for o in plan.outputs]
         pairs = pairs_of(sweep, inputs, settings)
-        return [_adjoint_belief(value, plan, sweep, inputs, settings, choice, pairs) for value in results]
+        last = len(results) - 1
+        return [
+            _adjoint_belief(value, plan, sweep, inputs, settings, choice, pairs, i == last)
+            for i, value in enumerate(results)
+        ]
     representation = _representation(choice.method, settings, starts)
     _take_in(representation, sources)
-    sweep = run(plan, values, representation, ctx, keep_tape=kept is not None)
+    sweep = run(plan, values, representation, ctx, keep=kept or ())
     _keep(sweep, kept)
     beliefs = []
     for output in plan.outputs:
@@ -154,12 +158,13 @@ def forward_for_adjoint(
     sources: Sources,
     starts: dict[str, Tensor],
     secant: bool = False,
+    keep: Collection[str] = (),
 ) -> tuple[Sweep, adjoint.Inputs]:
     """The forward sweep with its tape, and the uncertain inputs as given and as the sweep saw them."""
     representation = _representation("adjoint", settings, starts, secant)
     given = [Value(v.mean, v.diag, dict(v.blocks), v.name) for _, v in sources]
     _take_in(representation, sources)
-    sweep = run(plan, values, representation, ctx, keep_tape=True)
+    sweep = run(plan, values, representation, ctx, keep_tape=True, keep=keep)
     return sweep, [(name, exact, seen) for exact, (name, seen) in zip(given, sources, strict=True)]
 
 
@@ -171,6 +176,7 @@ def _adjoint_belief(
     settings: Settings,
     choice: Choice,
     pairs: Pairs | None,
+    last: bool,
 ) -> Any:
     if not isinstance(value, Value):
         return _belief(value)
@@ -179,7 +185,7 @@ def _adjoint_belief(
     k = n if choice.covectors is None else choice.covectors
 
     def gram(basis: Tensor) -> Tensor:
-        return _gram(value, basis, plan, sweep, inputs, settings, choice.secant, pairs)
+        return _gram(value, basis, plan, sweep, inputs, settings, choice.secant, pairs, last)
 
     if given is None and k >= n:
         basis = adjoint.all_outputs(value.mean)
@@ -215,19 +221,23 @@ def _gram(
     settings: Settings,
     secant: bool,
     pairs: Pairs | None,
+    last: bool,
 ) -> Tensor:
-    """Covariance in the directions of `basis`, (batch, k, k), in groups of covectors where memory is short."""
+    """Covariance in the directions of `basis`, (batch, k, k), in groups of covectors where memory is short.
+
+    Nobody reads the tape after the `last` sweep, which may take it apart.
+    """
     k, batch = basis.shape[0], value.mean.shape[0]
     together = covectors_within(plan, settings, k, max(value.mean.element_size(), 4) * max(batch, 1), secant)
 
-    def swept(some: Tensor) -> Tensor:
+    def swept(some: Tensor, last: bool = False) -> Tensor:
         grams = adjoint.reverse(
-            sweep, value, some, inputs, weight_rank=settings.weight_rank, secant=secant, pairs=pairs
+            sweep, value, some, inputs, weight_rank=settings.weight_rank, secant=secant, pairs=pairs, last=last
         )
         return adjoint.total(grams, value.mean, len(some))
 
     if together >= k:
-        return swept(basis)
+        return swept(basis, last)
     groups = list(torch.arange(k).split(max(1, together // 2)))
     matrix = value.mean.new_zeros(batch, k, k)
     for i, rows in enumerate(groups):
