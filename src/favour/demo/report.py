@@ -152,7 +152,7 @@ def page(story: Story, training: dict[str, Any]) -> str:
         LEAD,
         sections,
         f"favour {favour.__version__}",
-        pages.CHART + figures.STYLE + STYLE,
+        pages.CHART + figures.STYLE + LAYOUT,
     )
 
 
