@@ -76,7 +76,7 @@ def compile(
             dropout leaves before it. Worth most at rates near ½, for the price of two more forward passes than groups.
         task: What the outputs are, where it matters for what `"auto"` keeps of very many: `"classification"` for class
             scores, of which it then follows the directions that class probabilities see. None: all outputs while
-            that is affordable, else `"dplr"`, with a warning (`favour.ReducedCovariance`).
+            that is affordable, else `"dplr"`, with a warning (`favour.errors.ReducedCovariance`).
         dynamic: Sizes besides the batch that may change, such as a sequence length or a resolution: True for all
             that the model does not fix, dimensions of every input such as `1` or `(2, 3)`, or a mapping from the
             name of an argument to those. `auto` chooses by the sizes of the example.
