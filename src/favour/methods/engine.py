@@ -39,6 +39,7 @@ def infer(
     sources: Sources,
     starts: dict[str, Tensor],
     kept: dict[str, Any] | None = None,
+    sweeps: list[Sweep] | None = None,
 ) -> list[Any]:
     """Run a method over a plan: one belief per floating-point output, other outputs as they are.
 
@@ -51,17 +52,20 @@ def infer(
         sources: Uncertain inputs by name.
         starts: Random starts by step name; filled in eager calls.
         kept: Names of nodes, whose values are put in.
+        sweeps: Takes the forward sweep, with its tape and notes, once the method is done with it.
     """
     if choice.method == "adjoint":
         sweep, inputs = forward_for_adjoint(plan, values, settings, ctx, sources, starts, choice.secant)
         _keep(sweep, kept)
         results = [result_of(o, sweep) for o in plan.outputs]
         pairs = pairs_of(sweep, inputs, settings)
+        _hand_over(sweep, sweeps)
         return [_adjoint_belief(value, plan, sweep, inputs, settings, choice, pairs) for value in results]
     representation = _representation(choice.method, settings, starts)
     _take_in(representation, sources)
-    sweep = run(plan, values, representation, ctx, keep_tape=kept is not None)
+    sweep = run(plan, values, representation, ctx, keep_tape=kept is not None or sweeps is not None)
     _keep(sweep, kept)
+    _hand_over(sweep, sweeps)
     beliefs = []
     for output in plan.outputs:
         value = result_of(output, sweep)
@@ -108,6 +112,11 @@ def pairs_of(sweep: Sweep, inputs: adjoint.Inputs, settings: Settings) -> Pairs 
 def _keep(sweep: Sweep, kept: dict[str, Any] | None) -> None:
     if kept:
         kept.update((node.name, value) for node, value in sweep.values.items() if node.name in kept)
+
+
+def _hand_over(sweep: Sweep, sweeps: list[Sweep] | None) -> None:
+    if sweeps is not None:
+        sweeps.append(sweep)
 
 
 def result_of(output: Any, sweep: Sweep) -> Any:

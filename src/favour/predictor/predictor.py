@@ -26,9 +26,11 @@ from favour.errors import ChangedModel, FavourError, InvalidType, InvalidValue, 
 from favour.graph.node import Graph, Node
 from favour.graph.sizes import bound_sizes
 from favour.inspect.attribution import Attribution
+from favour.inspect.explain import Explanation, explanation, stand_in
 from favour.inspect.selfcheck import SelfCheck
 from favour.methods.choice import Choice, choose
 from favour.methods.engine import Settings, infer, infer_parts
+from favour.methods.forward import Sweep
 from favour.methods.sampling import Sampler
 from favour.passes.normalise.ending import Ending
 from favour.passes.normalise.lookups import Lookup, check_lookups, find_lookups
@@ -475,6 +477,30 @@ class Predictor(nn.Module):
         parts = infer_parts(plan, values, self.settings, self._context(), sources, self._starts, choice.secant)
         outputs = [Attribution.of(mean, grams) if isinstance(mean, Tensor) else mean for mean, grams in parts]
         return pytree.tree_unflatten(outputs, self.graph.out_spec)
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """Operation by operation, by which rule uncertainty went through, how exactly, and what was left out and why.
+
+        Args:
+            args, kwargs: The model's, to see variances before and after each operation; without any, the rest is told.
+
+        Returns:
+            An `Explanation`; print it.
+
+        Example:
+            >>> import favour
+            >>> model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 1))
+            >>> [o.exactness for o in favour.compile(model, torch.randn(4, 3)).explain().operations]
+            ['exact', 'moment-matched', 'exact']
+        """
+        leaves = self._leaves(args, kwargs) if args or kwargs else stand_in(self.graph, self._sizes)
+        self.follow()
+        check_inputs(self.graph, leaves)
+        plan, values, sources = self._bound(leaves, self.posterior())
+        choice = self._choices[frozenset(name for name, _ in sources)]
+        sweeps: list[Sweep] = []
+        infer(plan, values, self.settings, choice, self._context(), sources, self._starts, sweeps=sweeps)
+        return explanation(plan, sweeps[0], choice.method, self.settings.held(), bool(args or kwargs))
 
     def stream(
         self,
