@@ -25,16 +25,17 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from favour.errors import CaptureError, FavourError, InvalidType, InvalidValue, UnsupportedOperation
-from favour.graph.apart import mixes_inputs
+from favour.graph.apart import different, mixes_inputs, same_function
 from favour.graph.dynamic import Dynamic, free_sizes, input_names
+from favour.graph.example import split_example
 from favour.graph.exported import from_exported
 from favour.graph.node import Graph, Node, draws_numbers, nodes_in, replace_nodes
-from favour.graph.refusals import explain
+from favour.graph.refusals import explain, named
 from favour.graph.silent import quiet, warn_of_functions
 from favour.graph.tracing import TRACING
 from favour.passes.normalise.decompose import decompose
 from favour.passes.normalise.inplace import functionalise
-from favour.passes.normalise.lifting import lift, out_of_place
+from favour.passes.normalise.lifting import depends_on_draws, lift, meetings, out_of_place
 from favour.passes.normalise.multihead import put_batch_first
 from favour.passes.normalise.one_input import of_one_input
 from favour.passes.normalise.recurrent import check_recurrent, unroll
@@ -51,20 +52,6 @@ __all__ = [
 ]
 
 aten = torch.ops.aten
-
-
-def split_example(example: Any) -> tuple[tuple, dict[str, Any]]:
-    """The example as positional and keyword arguments."""
-    if isinstance(example, dict):
-        return (), dict(example)
-    if isinstance(example, tuple):
-        return example, {}
-    if isinstance(example, Tensor):
-        return (example,), {}
-    raise InvalidType(
-        f"`example` is a {type(example).__name__}; give a tensor, a tuple of positional arguments "
-        "or a dict of keyword arguments."
-    )
 
 
 def copied_structure(model: nn.Module) -> nn.Module:
@@ -142,11 +129,30 @@ def _of_batches(taking: _Taking) -> Graph:
             raise
         return one
     symbol = next((n.shape[0] for n in graph.inputs if n is not None and n.shape), None)
-    if not isinstance(symbol, str) or not out_of_place(graph, symbol):
+    displaced = out_of_place(graph, symbol) if isinstance(symbol, str) else []
+    if not isinstance(symbol, str) or not displaced:
         return graph
     single, made = of_one_input(graph, symbol)
     own = [made[n] for n in graph.inputs if n is not None and n.shape and n.shape[0] == symbol]
-    return _lifted(taking, single, own, symbol) or graph
+    uncertain = any(node in depends_on_draws(graph) for node in displaced)
+    try:
+        lifted = lift(single, own, symbol, batched=True)
+    except UnsupportedOperation:
+        if uncertain:
+            raise
+        return graph
+    if same_function(graph, lifted, symbol, *taking.tensors(3)):
+        return lifted
+    if uncertain:
+        raise UnsupportedOperation(_MIXED.format(named(meetings(graph, symbol))))
+    return graph
+
+
+_MIXED = (
+    "the model's output for one input depends on the other inputs of the batch: it mixes rows of dimension 0{}\n"
+    "Predictions are per input: write the model so that a row of its result depends on the same row of its input only, "
+    "or take all of a call for one event with `favour.compile(..., batched=False)`."
+)
 
 
 class _Taking:
@@ -172,6 +178,15 @@ class _Taking:
         if count == self.batch:
             return self.leaves
         return [few(leaf) if self.has_batch(leaf) else leaf for leaf in self.leaves]
+
+    def tensors(self, rows: int) -> tuple[list[Any], dict[str, Tensor]]:
+        """That many inputs, all different, and the model's tensors by name."""
+        leaves = [different(leaf) if self.has_batch(given) else leaf for leaf, given in self._pairs(rows)]
+        named = self.model.named_parameters(remove_duplicate=False), self.model.named_buffers(remove_duplicate=False)
+        return leaves, {name: t for group in named for name, t in group}
+
+    def _pairs(self, rows: int) -> list[tuple[Any, Any]]:
+        return list(zip(self.rows(rows), self.leaves, strict=True))
 
     def export(self, rows: int | None) -> tuple[Graph, dict[Node, Node]]:
         """The graph, and what is a view of what.
@@ -224,33 +239,26 @@ def _normalised(graph: Graph, views: dict[Node, Node]) -> Graph:
 
 
 def _of_one_input(taking: _Taking) -> Graph | None:
-    """The model captured with one input, whose code then sees no symbolic batch at all, and mapped over the batch."""
+    """The model captured with one input, whose code then sees no symbolic batch at all, and mapped over the batch.
+
+    None where it cannot be.
+    """
     try:
         graph = _normalised(*taking.export(1))
     except FavourError:
         return None
     own = [n for n, leaf in zip(graph.inputs, taking.leaves, strict=True) if n is not None and taking.has_batch(leaf)]
-    return _lifted(taking, graph, own, _unused(graph))
-
-
-def _lifted(taking: _Taking, graph: Graph, own: list[Node], symbol: str) -> Graph | None:
-    """`graph`, of one input, for a batch; None where that is not known how."""
-    try:
-        result = lift(graph, own, symbol, batched=True)
-    except UnsupportedOperation:
-        return None
     clone = copied_structure(taking.model)
     for module in clone.modules():
         if hasattr(module, "favour_posterior"):
             module.sampling = False  # type: ignore[assignment]
-    args, kwargs = pytree.tree_unflatten(taking.rows(max(taking.batch, 1)), taking.in_spec)
-    if mixes_inputs(clone, args, kwargs, max(taking.batch, 1)):
-        raise UnsupportedOperation(
-            "the model's output for one input depends on the other inputs of the batch: it mixes rows of dimension 0 "
-            "(a mean over the batch, a norm without running statistics, attention between inputs). Predictions are "
-            "per input; `favour.compile(..., batched=False)` takes all of a call for one event."
-        )
-    return result
+    args, kwargs = pytree.tree_unflatten(taking.tensors(2)[0], taking.in_spec)
+    if mixes_inputs(clone, args, kwargs):
+        raise UnsupportedOperation(_MIXED.format(""))
+    try:
+        return lift(graph, own, _unused(graph), batched=True)
+    except UnsupportedOperation:
+        return None
 
 
 def _of_one_event(taking: _Taking) -> Graph:

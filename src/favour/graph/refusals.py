@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 
 import torch
 
 from favour.graph.dynamic import Dynamic
+from favour.graph.node import Node
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _FAVOUR = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -46,3 +48,28 @@ def explain(error: Exception, dynamic: Dynamic = None) -> str:
         "operations; keep the batch size out of literals (`x.flatten(1)` instead of `x.view(32, -1)`)."
     )
     return f"torch.export could not capture the model at {where}: {type(error).__name__}: {first}\n{hint}"
+
+
+_SHOWN = 6  # operations in one message
+
+
+def named(nodes: Sequence[Node]) -> str:
+    """Operations for a message, one on each line: which, how often, and where first."""
+    first: dict[str, Node] = {}
+    count: dict[str, int] = {}
+    for node in nodes:
+        name = str(node.target)
+        first.setdefault(name, node)
+        count[name] = count.get(name, 0) + 1
+    lines = [f"`{name}` at {node.place}" + times(count[name]) for name, node in first.items()]
+    return listed(lines)
+
+
+def times(count: int) -> str:
+    return f", and {count - 1} more" if count > 1 else ""
+
+
+def listed(lines: Sequence[str]) -> str:
+    """Lines of a message, the first few of them."""
+    shown = "".join(f"\n  - {line}" for line in lines[:_SHOWN])
+    return shown + (f"\n  - and {len(lines) - _SHOWN} of other kinds" if len(lines) > _SHOWN else "")

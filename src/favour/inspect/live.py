@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from favour.graph.apart import close, places
 from favour.graph.capture import copied_structure
 from favour.graph.interpreter import interpret, noiseless
 from favour.graph.node import Node
@@ -54,6 +55,8 @@ def live_difference(predict: Predictor, args: tuple, kwargs: Mapping[str, Any]) 
         graph = predict.graph
         env = interpret(graph.calls, {n: values[n.name] for n in graph.nodes if n.kind != "call"}, noiseless)
         captured = [env[o] if isinstance(o, Node) else o for o in graph.outputs]
+        if not graph.batched:  # one event, with the axis of a batch
+            captured = [c[0] if isinstance(c, Tensor) else c for c in captured]
     live, _ = twice[0]
     if len(live) != len(captured):
         return (
@@ -68,6 +71,7 @@ def _gap(a: list[Any], b: list[Any]) -> str | None:
     for one, other in zip(a, b, strict=True):
         if not isinstance(one, Tensor) or not isinstance(other, Tensor):
             continue
+        one = next((t for t in places(one, other) if close(t, other)), one)
         if one.shape != other.shape:
             return f"in shape, {tuple(one.shape)} and {tuple(other.shape)}"
         if not one.numel() or not one.is_floating_point():

@@ -32,7 +32,8 @@ _DIMENSIONS = {
 def dimension_arguments(target: Any) -> list[int]:
     """Positions of the arguments that name dimensions of a tensor."""
     schema = getattr(target, "_schema", None)
-    return [] if schema is None else [i for i, a in enumerate(schema.arguments) if a.name in _DIMENSIONS]
+    arguments = [] if schema is None else schema.arguments
+    return [i for i, a in enumerate(arguments) if a.name in _DIMENSIONS and "Tensor" not in str(a.type)]
 
 
 # ------------------------------------------------------------- entry by entry
@@ -210,6 +211,16 @@ def index_select(call: Call) -> Lifted:
         aten.embedding.default, call.swapped(x, call.kept), call.whole(index), shape=(call.batch, *call.shape)
     )
     return rows, True
+
+
+@lifts(aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar)
+def index_add(call: Call) -> Lifted:
+    x, dim, index, source = call.node.args
+    if call.depends(index):
+        raise Unmapped("writes to rows by an index that differs from input to input")
+    source = call.whole(source) if isinstance(source, Node) else source
+    args = (call.whole(x), dim + 1 if dim >= 0 else dim, call.swapped(index, call.kept), source)
+    return call.call(call.node.target, *args, shape=(call.batch, *call.shape), **call.node.kwargs), True
 
 
 @lifts(aten.embedding.default)

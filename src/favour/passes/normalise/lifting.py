@@ -22,6 +22,7 @@ the channels for what acts on each channel, beside the positions for what does n
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,7 @@ import torch
 
 from favour.errors import UnsupportedOperation
 from favour.graph.node import Graph, Node, replace_nodes
+from favour.graph.refusals import listed
 from favour.passes.rewriting import Builder, Shape
 
 aten = torch.ops.aten
@@ -94,8 +96,10 @@ class _Lifting:
         for node in graph.calls:
             self._call(node)
         if self.problems:
-            listed = "\n".join(f"  - {p}" for p in dict.fromkeys(self.problems))
-            raise UnsupportedOperation(f"the batch cannot be kept apart from other dimensions:\n{listed}")
+            raise UnsupportedOperation(
+                f"the batch cannot be kept apart from other dimensions:{listed(list(dict.fromkeys(self.problems)))}\n"
+                "Uncertain tensors need the batch in front there: reshape or transpose before these lines."
+            )
         outputs = [self._output(o) if isinstance(o, Node) else o for o in graph.outputs]
         inputs = [None if n is None else given.get(n, n) for n in graph.inputs]
         result = replace(graph, nodes=self.nodes, inputs=inputs, outputs=outputs, batched=self.batched)
@@ -340,4 +344,24 @@ def out_of_place(graph: Graph, batch: str) -> list[Node]:
         real = node.shape is not None and node.dtype is not None and node.dtype.is_floating_point
         if real and (node.shape or ())[:1] != (batch,):
             found.append(node)
+    return found
+
+
+def meetings(graph: Graph, batch: str) -> list[Node]:
+    """Operations whose results are about all inputs of a batch together: the batch has gone from the shape."""
+    symbol = re.compile(rf"\b{re.escape(batch)}\b")
+
+    def has(node: Node) -> bool:
+        return any(isinstance(s, str) and symbol.search(s) for s in node.shape or ())
+
+    return [n for n in graph.calls if n.shape is not None and not has(n) and any(map(has, n.inputs))]
+
+
+def depends_on_draws(graph: Graph) -> set[Node]:
+    """Nodes that are random whatever the inputs and weights are."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        drawn = node.draw is not None and node.live and node.rate != 0
+        if node.kind == "call" and (drawn or any(s in found for s in node.inputs)):
+            found.add(node)
     return found

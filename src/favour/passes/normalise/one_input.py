@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from favour.errors import UnsupportedOperation
+from favour.graph.interpreter import call
 from favour.graph.node import Graph, Node, replace_nodes
 from favour.graph.sizes import size_of
 from favour.passes.rewriting import Shape
@@ -63,5 +64,7 @@ def _number(node: Node) -> Any:
         x, dim = node.args
         found = x.shape[dim]
         return found if isinstance(found, int) else None
+    if isinstance(node.target, torch._ops.OpOverload) or any(s.shape is not None for s in node.inputs):
+        return None
     known = node.args and all(isinstance(a, (int, float)) for a in node.args) and not node.kwargs
-    return node.target(*node.args) if known and not isinstance(node.target, torch._ops.OpOverload) else None
+    return call(node, {}) if known else None
