@@ -82,7 +82,7 @@ BAD_CALLS = {
     "dtype": (lambda p: p(X.float()), *TYPE, "float32", "float64"),
     "integer": (lambda p: p(X.long()), *TYPE, "int64", "float64"),
     "no tensor": (lambda p: p("text"), *TYPE, "str"),
-    "list": (lambda p: p(X.tolist()), *TYPE, "call it the way the example was given"),
+    "list of tensors": (lambda p: p(list(X)), *TYPE, "call it the way the example was given"),
     "none": (lambda p: p(None), *TYPE),
     "nothing": (lambda p: p(), *TYPE, "call it the way"),
     "two": (lambda p: p(X, X), *TYPE, "call it the way"),
