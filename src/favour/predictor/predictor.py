@@ -25,6 +25,7 @@ from favour.classify.head import Head, find_head
 from favour.errors import ChangedModel, FavourError, InvalidType, InvalidValue, StalePredictor, computing
 from favour.graph.node import Graph, Node
 from favour.graph.sizes import bound_sizes
+from favour.inspect import describe
 from favour.inspect.attribution import Attribution
 from favour.inspect.explain import Explanation, explanation, stand_in
 from favour.inspect.selfcheck import SelfCheck
@@ -38,6 +39,8 @@ from favour.passes.plan.rows import check_rows
 from favour.passes.plan.steps import Plan, converted, make_plan
 from favour.posterior import Posterior
 from favour.predictor import across
+from favour.predictor.arguments import leaves_of
+from favour.predictor.arrays import accepts_arrays
 from favour.predictor.following import Origin, Structure, Values, same_graph
 from favour.predictor.slices import slices
 from favour.predictor.tensors import (
@@ -96,12 +99,11 @@ class Predictor(nn.Module):
         self._keywords: list[str] = list(pytree.tree_unflatten([None] * graph.in_spec.num_leaves, graph.in_spec)[1])
 
     def extra_repr(self) -> str:
-        """The settings that were asked for, what `auto` chose, and what the check at compile time found."""
-        asked = self.settings.asked()
-        if self.choice is not None:
-            asked.append(f"takes {self.choice.method}, predicted {self.choice.forwards:.1f} forward passes")
-        asked.append("nothing is uncertain" if self.is_certain else str(self.checked))
-        return ", ".join(asked)
+        """The method and its cost, the sources of noise, and what the check at compile time found."""
+        return describe.described(self)
+
+    def _repr_html_(self) -> str:
+        return describe.html(self)
 
     @property
     def choice(self) -> Choice | None:
@@ -156,8 +158,8 @@ class Predictor(nn.Module):
                 self.store.put(name, tensor)
         tensors = {name: self.store.take(name) for name in self._owners}
         tensors |= {name: getattr(owner, attribute) for name, (owner, attribute) in self._spreads.items()}
-        if not self._owners:
-            tensors = {name: t for name, t in self.store.named_tensors() if t.is_floating_point()}
+        known = self.store.named_tensors()  # constants too: a list or dict of the model may hold tensors
+        tensors |= {name: t for name, t in known if t.is_floating_point() and name not in self._owners}
         if self._seen.changed(tensors.values()):
             self.forget()
         for name, tensor in tensors.items():
@@ -271,6 +273,7 @@ class Predictor(nn.Module):
 
     # --------------------------------------------------------------- prediction
 
+    @accepts_arrays
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Predict; the arguments are the model's, and any tensor among them may be a `Belief`."""
         if self.file is None or torch.compiler.is_compiling():
@@ -296,6 +299,7 @@ class Predictor(nn.Module):
         if self._lookups[1] and not any(isinstance(leaf, Belief) for leaf in leaves):
             check_lookups(self._lookups[1], graph_values(self.graph, self.store, leaves, self.given)[0])
 
+    @accepts_arrays
     def joint_outputs(self, *args: Any, **kwargs: Any) -> Joint:
         """One belief over all outputs of the model, with the covariance between them.
 
@@ -312,6 +316,7 @@ class Predictor(nn.Module):
         results = self._together[0](*args, **kwargs)
         return split(self.graph, results, self._bound_sizes(self._leaves(args, kwargs)))
 
+    @accepts_arrays
     def joint(self, *args: Any, group: int | None = None, masks: str = "shared", **kwargs: Any) -> Any:
         """One belief over the outputs at all inputs, which meet the same network (see `favour.predictor.across`).
 
@@ -343,6 +348,7 @@ class Predictor(nn.Module):
         twin._cache, twin._starts, twin._sizes = self._cache, self._starts, self._sizes
         return twin
 
+    @accepts_arrays
     def logits(self, *args: Any, **kwargs: Any) -> Any:
         """The belief over class scores: what the model returns, less the softmax or sigmoid that it ends in.
 
@@ -363,6 +369,7 @@ class Predictor(nn.Module):
             self.follow()
         return classes.logits(self, args, kwargs)
 
+    @accepts_arrays
     def probabilities(
         self, *args: Any, kind: str | None = None, estimator: str = "auto", draws: int | None = None, **kwargs: Any
     ) -> Tensor:
@@ -412,6 +419,7 @@ class Predictor(nn.Module):
         """
         raise intervals.refuse()
 
+    @accepts_arrays
     def jsd(
         self, *args: Any, kind: str | None = None, estimator: str = "auto", draws: int | None = None, **kwargs: Any
     ) -> Tensor:
@@ -442,6 +450,7 @@ class Predictor(nn.Module):
             self.follow()
         return classes.divergence(self, args, kwargs, kind, estimator, draws)
 
+    @accepts_arrays
     def draws(self, *args: Any, n: int | None = None, **kwargs: Any) -> Tensor:
         """Draws of the logits from the last layers, (n, batch, C), fixed for an input: see `favour.classify.head`.
 
@@ -462,6 +471,7 @@ class Predictor(nn.Module):
         """
         return classes.draws(self, args, kwargs, n)
 
+    @accepts_arrays
     def attribute(self, *args: Any, **kwargs: Any) -> Any:
         """How much of each output's variance comes from which dropout, parameter or nonlinearity.
 
@@ -591,14 +601,7 @@ class Predictor(nn.Module):
         ]
 
     def _leaves(self, args: tuple, kwargs: Mapping[str, Any]) -> list[Any]:
-        ordered = {k: kwargs[k] for k in self._keywords if k in kwargs} | dict(kwargs)  # in the example's order
-        leaves, spec = pytree.tree_flatten((args, ordered), is_leaf=lambda t: isinstance(t, Belief))
-        if not torch.compiler.is_compiling() and spec != self.graph.in_spec:
-            raise InvalidType(
-                f"the predictor was compiled for arguments of structure {self.graph.in_spec}, and was called "
-                f"with {spec}; call it the way the example was given."
-            )
-        return leaves
+        return leaves_of(self.graph, self._keywords, args, kwargs)
 
     def _values(self, leaves: list[Any], posterior: Posterior) -> tuple[dict[str, Any], list[tuple[str, Value]]]:
         return graph_values(self.graph, self.store, leaves, posterior)
@@ -622,6 +625,7 @@ class Predictor(nn.Module):
 
     # ----------------------------------------------------------------- sampling
 
+    @accepts_arrays
     def sample(self, *args: Any, n: int, generator: torch.Generator | None = None, **kwargs: Any) -> Any:
         """Draw n outputs of the network itself (not of the belief), (n, batch, *event)."""
         leaves = self._leaves(args, kwargs)

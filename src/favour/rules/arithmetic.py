@@ -24,7 +24,8 @@ from favour.surrogate import LinearMap, Surrogate, compose, scaling, structural
 from favour.surrogate.value import Context, Value, mean_of
 
 aten = torch.ops.aten
-EACH = Traits(elementwise=True)
+
+AFFINE, QUOTIENT = Traits(elementwise=True, affine=(0, 1)), Traits(elementwise=True, affine=(0,))
 
 
 def _term(x: Any, out: torch.Size, factor: float = 1) -> list[tuple[Any, LinearMap]]:
@@ -34,25 +35,25 @@ def _term(x: Any, out: torch.Size, factor: float = 1) -> list[tuple[Any, LinearM
     return [(x, G if factor == 1 else compose(G, scaling(factor)))]
 
 
-@rule(aten.add.Tensor, aten.add.Scalar, exactness="exact", family="arithmetic", weights=True, traits=EACH)
+@rule(aten.add.Tensor, aten.add.Scalar, exactness="exact", family="arithmetic", weights=True, traits=AFFINE)
 def add(ctx: Context, a: Any, b: Any, alpha: float = 1) -> Surrogate:
     mean = torch.add(_tensor(mean_of(a), b), mean_of(b), alpha=alpha)
     noises = added_noises(ctx, a, mean, 1) + added_noises(ctx, b, mean, alpha)
     return Surrogate(mean, _term(a, mean.shape) + _term(b, mean.shape, alpha), noises)
 
 
-@rule(aten.sub.Tensor, aten.sub.Scalar, exactness="exact", family="arithmetic", traits=EACH)
+@rule(aten.sub.Tensor, aten.sub.Scalar, exactness="exact", family="arithmetic", traits=AFFINE)
 def sub(ctx: Context, a: Any, b: Any, alpha: float = 1) -> Surrogate:
     return add(ctx, a, b, -alpha)
 
 
-@rule(aten.rsub.Scalar, aten.rsub.Tensor, exactness="exact", family="arithmetic", traits=EACH)
+@rule(aten.rsub.Scalar, aten.rsub.Tensor, exactness="exact", family="arithmetic", traits=AFFINE)
 def rsub(ctx: Context, a: Any, b: Any, alpha: float = 1) -> Surrogate:
     mean = mean_of(b) - alpha * mean_of(a)
     return Surrogate(mean, _term(a, mean.shape, -alpha) + _term(b, mean.shape))
 
 
-@rule(aten.neg.default, exactness="exact", family="arithmetic", traits=EACH)
+@rule(aten.neg.default, exactness="exact", family="arithmetic", traits=QUOTIENT)
 def neg(ctx: Context, x: Value) -> Surrogate:
     return Surrogate(-x.mean, [(x, scaling(-1.0))])
 
@@ -68,16 +69,16 @@ def scaled(x: Value, factor: Any) -> Surrogate:
     return Surrogate(mean, [(x, compose(scaling(factor), expand))])
 
 
-@rule(aten.mul.Scalar, exactness="exact", family="arithmetic", traits=EACH)
-@rule(aten.mul.Tensor, exactness="moment-matched", family="product", traits=EACH)
+@rule(aten.mul.Scalar, exactness="exact", family="arithmetic", traits=AFFINE)
+@rule(aten.mul.Tensor, exactness="moment-matched", family="product", traits=AFFINE)
 def mul(ctx: Context, a: Any, b: Any) -> Surrogate:
     if isinstance(a, Value) and isinstance(b, Value):
         return multiply(ctx, a, b)
     return scaled(a, b) if isinstance(a, Value) else scaled(b, a)
 
 
-@rule(aten.div.Scalar, exactness="exact", family="arithmetic", traits=EACH)
-@rule(aten.div.Tensor, exactness="linearised", family="product", traits=EACH)
+@rule(aten.div.Scalar, exactness="exact", family="arithmetic", traits=QUOTIENT)
+@rule(aten.div.Tensor, exactness="linearised", family="product", traits=QUOTIENT)
 def div(ctx: Context, a: Any, b: Any) -> Surrogate:
     if isinstance(b, Value):
         return divide(ctx, a, b)
@@ -85,7 +86,7 @@ def div(ctx: Context, a: Any, b: Any) -> Surrogate:
     return scaled(a, 1 / (b.to(a.mean.dtype) if isinstance(b, Tensor) and not b.is_floating_point() else b))
 
 
-@rule(aten.where.self, exactness="exact", family="arithmetic", traits=EACH)
+@rule(aten.where.self, exactness="exact", family="arithmetic", traits=Traits(elementwise=True))
 def where(ctx: Context, condition: Any, a: Any, b: Any) -> Surrogate:
     if isinstance(condition, Value):
         raise UnsupportedOperation(f"`where` on an uncertain condition at {ctx.place} has no rule.")

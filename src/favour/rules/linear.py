@@ -42,6 +42,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.graph.traits import Traits
 from favour.posterior import Diagonal, Gaussian
 from favour.rules.registry import rule
 from favour.rules.weight_space import Layout, held, reshaped, shared_noise
@@ -73,7 +74,13 @@ def kept(ctx: Context, weight: Tensor) -> Kept:
     return Kept(weight, make, ctx.tf32)
 
 
-@rule(aten.linear.default, exactness="exact", family="linear", weights=True)
+@rule(
+    aten.linear.default,
+    exactness="exact",
+    family="linear",
+    weights=True,
+    traits=Traits(mixes=lambda shape, *rest, **more: (len(shape) - 1,)),
+)
 def linear(ctx: Context, x: Any, weight: Any, bias: Any = None) -> Surrogate:
     if isinstance(weight, Value) or isinstance(bias, Value):
         raise UnsupportedOperation(f"a linear layer at {ctx.place} computes its weight from uncertain values.")

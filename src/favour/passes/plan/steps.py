@@ -160,6 +160,7 @@ def configure(graph: Graph, dropout: Mapping[str, Any] | None) -> Graph:
         graph.fixed,
         constants,
         graph.aliases,
+        graph.batched,
     )
     result.prune()
     return result
@@ -208,6 +209,7 @@ def truncate(graph: Graph, at: str) -> Graph:
         graph.fixed,
         graph.constants,
         graph.aliases,
+        graph.batched,
     )
     result.prune()
     return result
@@ -242,8 +244,13 @@ def make_plan(graph: Graph, inputs: Collection[str], posterior: Posterior) -> Pl
     graph = configure(graph, None)  # a private copy: fusion rewrites nodes
     derive(graph, mark_uncertain(graph, inputs, canonical))
     with_batch(graph, mark_uncertain(graph, inputs, canonical))
-    for rewriting in (commute, find_roots, fuse):
-        rewriting(graph, {n for n in mark_uncertain(graph, inputs, canonical) if not isinstance(n, DerivedNode)})
+
+    def marked(graph: Graph) -> set[Node]:
+        return {n for n in mark_uncertain(graph, inputs, canonical) if not isinstance(n, DerivedNode)}
+
+    commute(graph, marked)
+    find_roots(graph, marked(graph))
+    fuse(graph, marked(graph))
     uncertain = mark_uncertain(graph, inputs, canonical)
     _check(graph, uncertain)
     users = graph.users()
