@@ -4,7 +4,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from favour import adapters, metrics, nn, plots, rules, scores
+from favour import adapters, methods, metrics, nn, plots, rules, scores
 from favour.belief import Belief
 from favour.belief.joint import Joint
 from favour.classify.calibration import Calibrated, calibrate
