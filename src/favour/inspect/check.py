@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,7 @@ from favour.errors import InvalidValue
 from favour.graph.capture import split_example
 from favour.inspect.agreement import OUTPUTS, Tally
 from favour.inspect.live import live_difference
+from favour.pages.notebook import card
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -110,6 +112,17 @@ class Check:
             *(f"  {entry}" for entry in self.worst()),
         ]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ["mean off by", f"{self.mean_error:.3f} standard deviations"],
+            ["variances off by", f"{self.variance_error:.1%}"],
+            ["covariances off by", f"{self.covariance_error:.1%}"],
+        ]
+        if self.ranking is not None:
+            rows.append(["ranking of inputs by variance", f"correlation {self.ranking:.3f}"])
+        note = f"{self.reason} Against {self.n} samples of {len(self.mean)} inputs."
+        return card(f"Verdict: {self.verdict}", [], rows, escape(note))
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Predicted against sampled standard deviations; see `favour.plots.check`."""

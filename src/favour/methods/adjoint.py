@@ -190,6 +190,13 @@ class Adjoint(ReverseSweep):
     start: str | Mapping[str, Tensor] | None = None
     shift: bool = False
 
+    def held(self) -> str:
+        held = f"variances and a factor of rank {self.rank}" if self.rank else "variances, entries independent"
+        return (
+            f"Means and slopes come from a forward sweep that holds {held}; the covariance from a reverse sweep, which "
+            "forgets nothing."
+        )
+
     def untried(self) -> str:
         if self.directions is not None:
             return "more `directions`, or method='adjoint' for all outputs"

@@ -28,6 +28,9 @@ class Diag(Method):
     def run(self, bound: Bound) -> list[Any]:
         return beliefs(bound, forward(bound, DiagonalOnly()))
 
+    def held(self) -> str:
+        return "A forward sweep holds variances only; all correlation is forgotten."
+
     def untried(self) -> str:
         return "method='adjoint', which keeps all correlations"
 

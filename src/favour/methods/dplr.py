@@ -77,6 +77,9 @@ class DPLR(Method):
         held = Compressed(self.columns, self.iterations, start, self.weight_rank)
         return beliefs(bound, forward(bound, held), held.dense)
 
+    def held(self) -> str:
+        return "A forward sweep holds variances and a factor of low rank; what Algorithm 1 compresses away is lost."
+
     def untried(self) -> str:
         return "method='adjoint', which keeps all correlations, or a larger `rank`"
 

@@ -101,6 +101,8 @@ def forward(bound: Bound, representation: Representation, *, keep_tape: bool = F
         taken = representation.source(value)
         value.replace(taken.diag, taken.blocks)
     sweep = Sweep(bound.values)
+    keep_tape = keep_tape or bound.watched
+    bound.sweep = sweep if bound.watched else None
     steps = {step.node: step for step in bound.plan.steps}
 
     def handle(node: Node, values: Mapping[Node, Any]) -> Any:

@@ -32,6 +32,9 @@ class Full(Method):
     def run(self, bound: Bound) -> list[Any]:
         return beliefs(bound, forward(bound, Explicit()))
 
+    def held(self) -> str:
+        return "A forward sweep holds every draw as a column of its own and forgets nothing."
+
     def cost(self, plan: Plan) -> float:
         return sweep_and_columns(plan, sum(uncertain_sizes(plan)), 0)
 

@@ -78,6 +78,7 @@ class Bound:
         leaves: Inputs, parameters and constants by the names of its nodes.
         posterior: Over parameters, by the graph's names.
         kept: Names of nodes, whose values `run` puts in.
+        watched: Somebody wants to see `sweep`, the forward sweep with its tape and notes, once the method is done.
     """
 
     plan: Plan
@@ -90,6 +91,8 @@ class Bound:
     leaves: dict[str, Any]
     posterior: Posterior
     kept: dict[str, Any] = field(default_factory=dict)
+    watched: bool = False
+    sweep: Any = None
 
 
 class Method(ABC):
@@ -130,6 +133,10 @@ class Method(ABC):
                 to be class scores.
         """
         return self
+
+    def held(self) -> str:
+        """What it keeps of a covariance on its way, and what it forgets, in a sentence for `Predictor.explain`."""
+        return ""
 
     def untried(self) -> str:
         """What may come closer to the truth, to follow "Try"; nothing where that is samples alone."""
