@@ -164,8 +164,8 @@ class Predictor(nn.Module):
                 self.store.put(name, tensor)
         tensors = {name: self.store.take(name) for name in self._owners}
         tensors |= {name: getattr(owner, attribute) for name, (owner, attribute) in self._spreads.items()}
-        if not self._owners:
-            tensors = {name: t for name, t in self.store.named_tensors() if t.is_floating_point()}
+        known = self.store.named_tensors()  # constants too: a list or dict of the model may hold tensors
+        tensors |= {name: t for name, t in known if t.is_floating_point() and name not in self._owners}
         if self._seen.changed(tensors.values()):
             self.forget()
         for name, tensor in tensors.items():
