@@ -14,6 +14,7 @@ its noise tells, at the first inputs of an eager call. (Means of a belief need n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
