@@ -32,8 +32,8 @@ class Twice(nn.Module):
 def test_sources_of_noise_are_counted_and_named():
     posterior = {"fc.weight": torch.full((5, 5), 0.01)}
     predict = favour.compile(Twice(), torch.randn(4, 5), posterior=posterior, check=False)
-    assert noise_sources(predict) == {"dropout in `noisy`": 2, "posterior of `fc.weight`": 1}
-    assert "3 sources of noise: dropout in `noisy` (2 draws), posterior of `fc.weight`" in repr(predict)
+    assert noise_sources(predict) == {("dropout in", "noisy"): 2, ("posterior of", "fc.weight"): 1}
+    assert "3 sources of noise: dropout in `noisy` (2 draws); posterior of `fc.weight`" in repr(predict)
 
 
 def test_many_sources_are_cut():

@@ -11,10 +11,10 @@ from favour.pages.notebook import card
 if TYPE_CHECKING:
     from favour.predictor.predictor import Predictor
 
-NAMES = 6  # of sources, before "and n more"
+NAMES = 6  # of sources of one kind, before "and n more"
 
 
-def noise_sources(predict: Predictor) -> dict[str, int]:
+def noise_sources(predict: Predictor) -> dict[tuple[str, str], int]:
     """The sources of noise that reach an output for plain inputs, and how many draws each makes.
 
     Dropout is named by its module, a posterior by its parameter. A parameter is one draw however often it is read; a
@@ -24,8 +24,8 @@ def noise_sources(predict: Predictor) -> dict[str, int]:
     posterior = predict.posterior()
     read = {str(n.target) for n in plan.leaves if n.kind in ("parameter", "buffer")}
     drawn = [step.node for step in plan.steps if step.node.draw is not None]
-    dropped = Counter(f"dropout in `{node.module or 'forward'}`" for node in drawn)
-    return {**dropped, **{f"posterior of `{name}`": 1 for name in posterior.names if name in read}}
+    dropped = Counter(("dropout in", node.module or "forward") for node in drawn)
+    return {**dropped, **{("posterior of", name): 1 for name in posterior.names if name in read}}
 
 
 def noise(predict: Predictor) -> str:
@@ -40,9 +40,12 @@ def noise(predict: Predictor) -> str:
         return "nothing is uncertain"
     found = noise_sources(predict)
     total = sum(found.values())
-    names = [f"{name} ({n} draws)" if n > 1 else name for name, n in found.items()]
-    more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
-    return f"{total} source{'s' * (total != 1)} of noise: {', '.join(names[:NAMES])}{more}"
+    parts = []
+    for kind in dict.fromkeys(kind for kind, _ in found):
+        names = [f"`{name}`" + (f" ({n} draws)" if n > 1 else "") for (k, name), n in found.items() if k == kind]
+        more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
+        parts.append(f"{kind} {', '.join(names[:NAMES])}{more}")
+    return f"{total} source{'s' * (total != 1)} of noise: {'; '.join(parts)}"
 
 
 def method(predict: Predictor) -> str:
