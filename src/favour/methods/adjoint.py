@@ -71,7 +71,9 @@ class ReverseSweep(Method):
     def run(self, bound: Bound) -> list[Any]:
         sweep, inputs = self.swept(bound)
         pairs = self._paired(sweep, inputs)
-        return [self._belief(sweep.result(output), bound, sweep, inputs, pairs) for output in bound.plan.outputs]
+        results = [sweep.result(output) for output in bound.plan.outputs]
+        last = None if bound.watched else len(results) - 1  # a tape that somebody looks at stays whole
+        return [self._belief(value, bound, sweep, inputs, pairs, i == last) for i, value in enumerate(results)]
 
     def parts(self, bound: Bound) -> list[tuple[Any, dict[str, Tensor]]]:
         """Over all outputs with sources kept apart: for each output its mean, and covariances by source."""
@@ -123,13 +125,13 @@ class ReverseSweep(Method):
     def _paired(self, sweep: Sweep, inputs: Inputs) -> Pairs | None:
         return Pairs(sweep, [seen for _, _, seen in inputs], self.pairs) if self.pairs else None
 
-    def _belief(self, value: Any, bound: Bound, sweep: Sweep, inputs: Inputs, pairs: Pairs | None) -> Any:
+    def _belief(self, value: Any, bound: Bound, sweep: Sweep, inputs: Inputs, pairs: Pairs | None, last: bool) -> Any:
         if not isinstance(value, Value):
             return belief_of(value)
         n = value.mean.flatten(1).shape[1] if value.mean.ndim > 1 else 1
 
         def gram(basis: Tensor) -> Tensor:
-            return self._gram(value, basis, bound, sweep, inputs, pairs)
+            return self._gram(value, basis, bound, sweep, inputs, pairs, last)
 
         if not isinstance(self.directions, Tensor) and self.covectors(n) >= n:
             return belief_of(value, Dense(gram(all_outputs(value.mean)), value.mean.shape[1:]))
@@ -138,22 +140,27 @@ class ReverseSweep(Method):
         return belief_of(value, directional(value, self.directions, made, gram))
 
     def _gram(
-        self, value: Value, basis: Tensor, bound: Bound, sweep: Sweep, inputs: Inputs, pairs: Pairs | None
+        self, value: Value, basis: Tensor, bound: Bound, sweep: Sweep, inputs: Inputs, pairs: Pairs | None, last: bool
     ) -> Tensor:
-        """Covariance in the directions of `basis`, (batch, k, k), in groups of covectors where memory is short."""
+        """Covariance in the directions of `basis`, (batch, k, k), in groups of covectors where memory is short.
+
+        Nobody reads the tape after the `last` sweep, which may take it apart.
+        """
         k, batch = basis.shape[0], value.mean.shape[0]
         together = k
         if bound.numerics.memory is not None:
             numbers = bound.numerics.memory // (max(value.mean.element_size(), 4) * max(batch, 1))
             together = max(1, min(k, (numbers - self.tape(bound.plan)) // self.each_covector(bound.plan)))
 
-        def swept(some: Tensor) -> Tensor:
-            weights = self.weight_rank
-            grams = reverse(sweep, value, some, inputs, weight_rank=weights, secant=self.takes_secants, pairs=pairs)
+        def swept(some: Tensor, last: bool = False) -> Tensor:
+            secant = self.takes_secants
+            grams = reverse(
+                sweep, value, some, inputs, weight_rank=self.weight_rank, secant=secant, pairs=pairs, last=last
+            )
             return total(grams, value.mean, len(some))
 
         if together >= k:
-            return swept(basis)
+            return swept(basis, last)
         groups = list(torch.arange(k).split(max(1, together // 2)))
         matrix = value.mean.new_zeros(batch, k, k)
         for i, rows in enumerate(groups):

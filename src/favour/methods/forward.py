@@ -69,7 +69,7 @@ class Sweep:
     """What a forward sweep leaves behind.
 
     Attributes:
-        values: Of every node.
+        values: Of the outputs, and of what was to be kept.
         tape: Surrogates and results, in order.
         notes: What methods could not do, by the name of the step.
     """
@@ -119,8 +119,9 @@ def forward(bound: Bound, representation: Representation, *, keep_tape: bool = F
                 sweep.tape.append(Entry(value, surrogate, step))
         return results if isinstance(made, list) else results[0]
 
-    keep_all = keep_tape or bool(bound.kept)
-    interpret(steps, bound.values, handle, None if keep_all else bound.plan.done)
+    done, kept = bound.plan.done, bound.kept
+    done = {n: [r for r in read if r.name not in kept] for n, read in done.items()} if kept else done
+    interpret(steps, bound.values, handle, done)
     if bound.kept:
         bound.kept.update((node.name, value) for node, value in sweep.values.items() if node.name in bound.kept)
     return sweep
