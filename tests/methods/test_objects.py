@@ -90,7 +90,7 @@ def test_what_is_no_method_is_refused() -> None:
 def test_effort_leaves_the_choice_of_a_method_alone() -> None:
     """Only what is asked for by hand keeps the reverse sweep where all outputs are too dear."""
     model = nn.Sequential(nn.Dropout(0.1), nn.Linear(8, 3000), nn.Unflatten(1, (50, 60)))
-    with pytest.warns(favour.ReducedCovariance):
+    with pytest.warns(favour.errors.ReducedCovariance):
         predict = favour.compile(model, torch.randn(2, 8), effort="best", check=False)
     assert predict.method.name == "dplr"
 
