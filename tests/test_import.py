@@ -51,10 +51,10 @@ def test_unknown_names_are_no_attributes():
 
 # Who may import whom: every room those before it. Section 6 of the design, from the ground up.
 ROOMS = [
-    *("errors", "progress", "extras", "files", "pages", "posterior", "surrogate", "graph", "scalar", "belief"),
+    *("errors", "progress", "extras", "files", "pages", "surrogate", "posterior", "graph", "scalar", "belief"),
     *("rules", "passes", "methods", "predictor", "saving", "classify", "inspect", "metrics", "plots", "scores"),
     *("learn", "losses", "nn", "adapters", "integrations", "sklearn", "botorch", "exporting", "rating", "scale"),
-    *("serving", "demo", "trial", "cli"),
+    *("serving", "trial", "demo", "cli"),
 ]
 # What still points up, to be turned round; nothing may join.
 UPWARD = {

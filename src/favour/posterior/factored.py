@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from favour.errors import ShapeMismatch
-from favour.posterior.checks import require_finite, require_floating, require_psd, require_variance
-from favour.posterior.gaussian import Blocks, Gaussian, Keep, psd_root, standard_normal
+from favour.surrogate.checks import require_finite, require_floating, require_psd, require_variance
+from favour.surrogate.gaussian import Blocks, Gaussian, Keep, psd_root, standard_normal
 from favour.surrogate.moments import Moments
 from favour.surrogate.noise import DenseNoise, LatentNoise, Noise, RotatedNoise
 

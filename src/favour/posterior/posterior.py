@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from favour.surrogate.gaussian import KINDS, Gaussian, standard_normal
+
 from ..errors import CorruptFile, InvalidType, InvalidValue, ShapeMismatch, UnknownName
-from .gaussian import KINDS, Gaussian, standard_normal
 from .gaussians import Diagonal
 
 Key = str | tuple[str, str]

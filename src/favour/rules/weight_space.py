@@ -1,6 +1,6 @@
 """Draws of a weight that is used at many places, held in weight space.
 
-A Gaussian weight is W = W̄ + δ with δ = R z, z ~ N(0, I) and R a root of its covariance (`favour.posterior.gaussian`). A
+A Gaussian weight is W = W̄ + δ with δ = R z, z ~ N(0, I) and R a root of its covariance (`favour.surrogate.gaussian`). A
 product with it at places t, for known vectors a of the input (its mean, its factor columns), adds
 
     n_t = Σ_a (R z_a) a_t,    Var[n_ti] = Σ_a a_tᵀ Σ_w,ii a_t

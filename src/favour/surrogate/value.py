@@ -14,16 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from favour.surrogate.carried import Carried, find
+from favour.surrogate.gaussian import Gaussian
 from favour.surrogate.linear_map import LinearMap
-
-if TYPE_CHECKING:
-    from favour.posterior import Gaussian
 
 K = TypeVar("K", bound=Carried)
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.posterior.checks import require_finite, require_floating
+from favour.surrogate.checks import require_finite, require_floating
 from favour.surrogate.moments import Moments
 from favour.surrogate.noise import DenseNoise, LatentNoise, Noise
 
@@ -118,7 +118,7 @@ class Gaussian(ABC):
 
     def transposed(self) -> Gaussian:
         """Of the matrix Wᵀ, with the same z."""
-        from favour.posterior.image import Image  # a kind itself
+        from favour.surrogate.image import Image  # a kind itself
 
         return Image(self, _turned, _turned, self.shape[::-1])
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from favour.posterior.gaussian import Blocks, Gaussian, Keep
+from favour.surrogate.gaussian import Blocks, Gaussian, Keep
 from favour.surrogate.moments import Moments
 from favour.surrogate.noise import Noise
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..errors import InvalidType, InvalidValue
+from favour.errors import InvalidType, InvalidValue
 
 
 def require_floating(name: str, tensors: Mapping[str, Tensor]) -> None:
