@@ -33,12 +33,11 @@ from favour.graph.node import Graph, Node, draws_numbers, nodes_in, replace_node
 from favour.graph.refusals import explain, named
 from favour.graph.silent import quiet, warn_of_functions
 from favour.graph.tracing import TRACING
-from favour.passes.normalise.decompose import decompose
-from favour.passes.normalise.inplace import functionalise
 from favour.passes.normalise.lifting import depends_on_draws, lift, meetings, out_of_place
 from favour.passes.normalise.multihead import put_batch_first
 from favour.passes.normalise.one_input import of_one_input
-from favour.passes.normalise.recurrent import check_recurrent, unroll
+from favour.passes.normalise.recurrent import check_recurrent
+from favour.passes.pipeline import normalise
 
 __all__ = [
     "Graph",
@@ -236,10 +235,7 @@ class _Taking:
 
 
 def _normalised(graph: Graph, views: dict[Node, Node]) -> Graph:
-    functionalise(graph, views)
-    _freeze_norms(graph)
-    decompose(graph)
-    unroll(graph)
+    normalise(graph, views)
     return graph
 
 
@@ -291,20 +287,3 @@ def _plain_einsum() -> Iterator[None]:
         yield
     finally:
         torch.backends.opt_einsum.enabled = before
-
-
-def _freeze_norms(graph: Graph) -> None:
-    """What follows the training flag but is no posterior: norms use running statistics, RReLU its mean."""
-    for node in graph.nodes:
-        if node.kind == "call" and node.target is aten.rrelu.default:
-            lower, upper = node.args[1:3]
-            node.target, node.args = aten.leaky_relu.default, (node.args[0], (lower + upper) / 2)
-        if node.kind == "call" and node.target is aten.batch_norm.default and node.args[5]:
-            if node.args[3] is None:
-                raise UnsupportedOperation(
-                    f"batch_norm at {node.place} has no running statistics: its output depends on the whole "
-                    "batch. Use `track_running_stats=True` and train before compiling."
-                )
-            node.args = (*node.args[:5], False, *node.args[6:])
-        if node.kind == "call" and node.target is aten.instance_norm.default and node.args[3] is not None:
-            node.args = (*node.args[:5], False, *node.args[6:])

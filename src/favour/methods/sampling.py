@@ -24,7 +24,7 @@ from favour.errors import InvalidType, InvalidValue, UnsupportedOperation
 from favour.graph.interpreter import call, interpret
 from favour.graph.node import Graph, Node, draws_numbers, replace_nodes
 from favour.graph.sizes import bound_sizes, size_of
-from favour.passes.plan.steps import mark_uncertain
+from favour.passes.marking import mark_uncertain
 from favour.posterior import Posterior
 
 # Bytes of activations in one chunk of draws: large enough to amortise calls, small enough for caches.

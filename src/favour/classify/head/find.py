@@ -17,7 +17,7 @@ import torch
 from favour.errors import InvalidValue
 from favour.graph.node import Graph, Node, nodes_in
 from favour.methods.cost import multiplications
-from favour.passes.plan.steps import mark_uncertain
+from favour.passes.marking import mark_uncertain
 from favour.rules.registry import RULES
 
 if TYPE_CHECKING:

@@ -59,7 +59,7 @@ def rule_for(target: Any) -> Rule | None:
 
 
 def commute(graph: Graph, random: Callable[[Graph], Collection[Node]]) -> None:
-    """Rewrite `graph` in place; `random` finds its random nodes."""
+    """Rewrite `graph` in place; `random` finds its random nodes. Assumes that draws of one call are made once."""
     uncertain = random(graph)
     for node in [n for n in graph.nodes if n in uncertain and n.kind == "call"]:
         _before_dropout(graph, node)

@@ -27,7 +27,6 @@ import torch
 
 from favour.graph.node import Graph, Node, nodes_in, replace_nodes, rewired
 from favour.passes.normalise.composites import expand_composite
-from favour.passes.normalise.drawn import draw_parameters
 from favour.passes.rewriting import Builder, Shape, rewrite
 from favour.rules.registry import RULES
 
@@ -35,7 +34,7 @@ aten = torch.ops.aten
 
 
 def decompose(graph: Graph) -> None:
-    """Rewrite `graph` in place."""
+    """Rewrite `graph` in place. Assumes that no operation writes to its arguments."""
     _one_batch(graph)
     rewrite(graph, expand_composite)
     rewrite(graph, _expand_attention)
@@ -180,12 +179,11 @@ _KEEP_SHAPE = {
 }
 
 
-def with_batch(graph: Graph, uncertain: Collection[Node]) -> None:
+def widen_lookups(graph: Graph, uncertain: Collection[Node]) -> None:
     """Give lookups in an uncertain table the batch in front: indices (1, T) or (T,) are repeated for every input.
 
-    Parameters that are read as plain tensors get it too, see `favour.passes.normalise.drawn`.
+    Assumes that what such a lookup is added to has the batch in front already.
     """
-    draw_parameters(graph, uncertain)
     first = next((n for n in graph.inputs if n is not None and n.shape), None)
     if first is None or first.shape is None:
         return

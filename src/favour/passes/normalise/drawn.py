@@ -53,7 +53,7 @@ _NORMS = {
 
 
 def draw_parameters(graph: Graph, uncertain: Collection[Node]) -> None:
-    """Rewrite `graph` in place."""
+    """Rewrite `graph` in place. Assumes that weights made of parameters are found (`derived`)."""
     first = next((n for n in graph.inputs if n is not None and n.shape), None)
     if first is None or first.shape is None:
         return

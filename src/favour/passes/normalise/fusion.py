@@ -63,7 +63,7 @@ def _pointwise(node: Node) -> bool:
 
 
 def fuse(graph: Graph, uncertain: set[Node]) -> None:
-    """Replace reconvergent or chained element-wise code by `FusedNode`s."""
+    """Replace reconvergent or chained element-wise code by `FusedNode`s. Assumes that no later pass looks inside."""
     position = {node: i for i, node in enumerate(graph.nodes)}
     replaced: dict[Node, FusedNode] = {}
 

@@ -81,7 +81,7 @@ def _refusing(name: str) -> Callable[[nn.Module, tuple, dict[str, Any]], None]:
 
 
 def unroll(graph: Graph) -> None:
-    """Rewrite the recurrent layers and cells of `graph` in place."""
+    """Rewrite the recurrent layers and cells of `graph` in place. Assumes a known number of time steps."""
     if any(node.kind == "call" and node.target in (*_LAYERS, *_CELLS) for node in graph.nodes):
         unrolling = _Unrolling(graph)
         rewrite(graph, unrolling)

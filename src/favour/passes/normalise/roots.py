@@ -80,7 +80,7 @@ def _function(r: float) -> ScalarFunction:
 
 
 def find_roots(graph: Graph, uncertain: Collection[Node]) -> None:
-    """Rewrite `graph` in place: roots of sums that cannot be negative become `root`."""
+    """Rewrite `graph` in place: roots of sums that cannot be negative become `root`. Assumes nothing."""
     users, outputs = graph.users(), set(nodes_in(graph.outputs))
 
     def reads(node: Node) -> int:

@@ -1,14 +1,11 @@
 """From a captured graph to the list of steps a method runs.
 
-A node is *uncertain* when it reads an uncertain input, an uncertain node or a parameter with a posterior,
-or when it is a live dropout. Everything else is run as the model wrote it. A plan
+Everything that is not random (`favour.passes.marking`) is run as the model wrote it. A plan
 
 1. applies dropout overrides and removes dropout that never drops,
-2. marks the uncertain nodes,
-3. reorders what commutes with dropout and maxima (`commuting`), and finds roots of positive sums (`roots`),
-4. fuses element-wise code on one uncertain tensor (`fusion`),
-5. looks up a rule for each uncertain node and reports all that are missing in one message,
-6. finds where the forward methods may compress: a step is *closed* when nothing uncertain but its own result
+2. rewrites the graph (`favour.passes.pipeline`),
+3. looks up a rule for each uncertain node and reports all that are missing in one message (`checks`),
+4. finds where the forward methods may compress: a step is *closed* when nothing uncertain but its own result
    is still to be read, neither a tensor nor a draw of a parameter that will be used again.
 """
 
@@ -21,34 +18,20 @@ from typing import Any
 
 import torch
 
-from favour.errors import InvalidType, InvalidValue, ShapeMismatch, UnknownName, UnsupportedOperation
-from favour.graph.capture import Graph, Node, draws_numbers, nodes_in, replace_nodes
+from favour.errors import InvalidType, InvalidValue, ShapeMismatch, UnknownName
+from favour.graph.capture import Graph, Node, nodes_in, replace_nodes
 from favour.graph.node import with_argument
 from favour.graph.sizes import entries
-from favour.passes.normalise.commuting import RANDOM, commute, rule_for
-from favour.passes.normalise.decompose import with_batch
-from favour.passes.normalise.derived import DerivedNode, derive, final_reads
-from favour.passes.normalise.fusion import FusedNode, fuse
-from favour.passes.normalise.roots import find_roots
+from favour.passes.marking import mark_uncertain
+from favour.passes.normalise.commuting import rule_for
+from favour.passes.normalise.derived import DerivedNode, final_reads
+from favour.passes.normalise.fusion import FusedNode
+from favour.passes.pipeline import prepare
+from favour.passes.plan.checks import batch_of, check_rules, sizes_text
 from favour.posterior import Posterior
-from favour.rules.maxima import WITH_INDICES
 from favour.rules.registry import Rule
 
 aten = torch.ops.aten
-
-# Read the shape of their argument, never its values.
-SHAPE_ONLY = {
-    aten.sym_size.int,
-    aten.sym_numel.default,
-    aten.zeros_like.default,
-    aten.ones_like.default,
-    aten.full_like.default,
-    aten.empty_like.default,
-    aten.new_zeros.default,
-    aten.new_ones.default,
-    aten.new_full.default,
-    aten.new_empty.default,
-}
 
 
 @dataclass(eq=False)
@@ -172,7 +155,7 @@ def _rate_node(p: torch.Tensor, node: Node, constants: dict[str, torch.Tensor]) 
     if p.ndim > len(event) or any(a not in (1, b) for a, b in zip(reversed(p.shape), reversed(event), strict=False)):
         raise ShapeMismatch(
             f"`dropout` gives `{node.module}` rates of shape {tuple(p.shape)}, which do not broadcast to "
-            f"its event {_sizes(event)}; give one number, or one for each neuron."
+            f"its event {sizes_text(event)}; give one number, or one for each neuron."
         )
     name = f"{node.name}_rate"
     constants[name] = p.detach().to(node.dtype)
@@ -215,25 +198,6 @@ def truncate(graph: Graph, at: str) -> Graph:
     return result
 
 
-def mark_uncertain(graph: Graph, inputs: Collection[str], posterior: Collection[str]) -> set[Node]:
-    """Nodes whose value is random."""
-    uncertain: set[Node] = set()
-    for node in graph.nodes:
-        if node.kind == "input":
-            random = node.name in inputs
-        elif node.kind in ("parameter", "buffer"):
-            random = node.target in posterior
-        elif node.kind == "call" and node.target not in SHAPE_ONLY:
-            random = (
-                node.draw is not None or node.target in RANDOM or any(source in uncertain for source in node.inputs)
-            )
-        else:
-            random = False
-        if random:
-            uncertain.add(node)
-    return uncertain
-
-
 def make_plan(graph: Graph, inputs: Collection[str], posterior: Posterior) -> Plan:
     """Plan a prediction in which the named inputs are beliefs.
 
@@ -242,17 +206,13 @@ def make_plan(graph: Graph, inputs: Collection[str], posterior: Posterior) -> Pl
     """
     canonical = {graph.aliases.get(name, name) for name in posterior.names}
     graph = configure(graph, None)  # a private copy: fusion rewrites nodes
-    derive(graph, mark_uncertain(graph, inputs, canonical))
-    with_batch(graph, mark_uncertain(graph, inputs, canonical))
 
     def marked(graph: Graph) -> set[Node]:
-        return {n for n in mark_uncertain(graph, inputs, canonical) if not isinstance(n, DerivedNode)}
+        return mark_uncertain(graph, inputs, canonical)
 
-    commute(graph, marked)
-    find_roots(graph, marked(graph))
-    fuse(graph, marked(graph))
-    uncertain = mark_uncertain(graph, inputs, canonical)
-    _check(graph, uncertain)
+    prepare(graph, marked)
+    uncertain = marked(graph)
+    check_rules(graph, uncertain)
     users = graph.users()
     reads = {name: final_reads(n, users) for name, n in _weights(uncertain)}
     uses = {name: len(found) for name, found in reads.items()}
@@ -262,7 +222,7 @@ def make_plan(graph: Graph, inputs: Collection[str], posterior: Posterior) -> Pl
     for step in steps:
         if isinstance(step.node, DerivedNode):
             step.uses, step.mixed = uses[step.node.name], step.node.name in mixed
-    return Plan(steps, graph.outputs, uncertain, uses, leaves, mixed=mixed, batch=_batch(graph))
+    return Plan(steps, graph.outputs, uncertain, uses, leaves, mixed=mixed, batch=batch_of(graph))
 
 
 def _weights(uncertain: Collection[Node]) -> list[tuple[str, Node]]:
@@ -338,70 +298,3 @@ def _reads(node: Node, users: Mapping[Node, Collection[Node]], outputs: Collecti
         _reads(user, users, outputs) if user.target is operator.getitem else user.inputs.count(node)
         for user in users[node]
     )
-
-
-def _batch(graph: Graph) -> int | str | None:
-    """The size of dimension 0, a symbol."""
-    return next((n.shape[0] for n in graph.inputs if n is not None and n.shape), None)
-
-
-def _check(graph: Graph, uncertain: set[Node]) -> None:
-    """Raise one error that lists everything that cannot be done."""
-    problems: list[str] = []
-    batch = _batch(graph)
-    for node in graph.nodes:
-        if draws_numbers(node):
-            problems.append(f"`{node.target}` at {node.place} draws random numbers in a way favour does not know")
-            continue
-        if node.kind != "call" or node not in uncertain or isinstance(node, FusedNode):
-            continue
-        if getattr(node.target, "__name__", "") == "getitem":
-            source, which = node.args
-            if source.target in WITH_INDICES and which != 0:
-                problems.append(
-                    f"the indices of `{source.target}` at {source.place} (`return_indices=True`) are read, and which "
-                    "entry is the largest is random there: return or use the maxima only"
-                )
-            elif _misplaced(node, batch):
-                problems.append(_where_the_batch_is(source, node, batch))
-            continue
-        entry = rule_for(node.target)
-        derived = isinstance(node, DerivedNode)
-        weights = [s for s in node.inputs if s in uncertain and _is_weight(s) and not derived]
-        if entry is None:
-            problems.append(f"no rule for `{node.target}` at {node.place}")
-        elif entry.exactness == "refused":
-            problems.append(f"`{node.target}` at {node.place} has a discrete result, which has no mean and covariance")
-        elif weights and not entry.weights:
-            names = ", ".join(f"`{s.name if isinstance(s, DerivedNode) else s.target}`" for s in weights)
-            problems.append(
-                f"`{node.target}` at {node.place} reads {names}, but has no rule for an uncertain parameter"
-            )
-        elif not derived and _misplaced(node, batch):
-            problems.append(_where_the_batch_is(node, node, batch))
-    if problems:
-        lines = "\n".join(f"  - {p}" for p in dict.fromkeys(problems))
-        raise UnsupportedOperation(
-            f"favour cannot propagate uncertainty through {len(problems)} operation(s):\n{lines}\n"
-            "Register a rule with `@favour.rule(...)` (see docs/adding-a-rule.md), or rewrite those lines."
-        )
-
-
-def _is_weight(node: Node) -> bool:
-    return node.kind in ("parameter", "buffer") or isinstance(node, DerivedNode)
-
-
-def _misplaced(node: Node, batch: int | str | None) -> bool:
-    return node.shape is not None and node.shape[:1] != (batch,)
-
-
-def _where_the_batch_is(call: Node, result: Node, batch: int | str | None) -> str:
-    assert result.shape is not None
-    return (
-        f"`{call.target}` at {call.place} makes a tensor of shape {_sizes(result.shape)}, whose first "
-        f"dimension is not the batch ({batch}); uncertain tensors keep the batch in front"
-    )
-
-
-def _sizes(shape: tuple[int | str, ...]) -> str:
-    return "(" + ", ".join(str(s) for s in shape) + ")"
