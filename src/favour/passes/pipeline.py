@@ -1,7 +1,7 @@
 """Every rewriting between torch.export and the steps of a prediction, in order.
 
-A pass takes a graph to a graph that computes the same function; it works in place on a graph of ours. Its docstring says
-what it assumes. After a capture, once, whatever will be uncertain:
+A pass takes a graph to a graph that computes the same function; it works in place on a graph of ours. Its docstring
+says what it assumes. After a capture, once, whatever will be uncertain:
 
 | pass              | does                                                          | assumes of the graph             |
 |-------------------|---------------------------------------------------------------|----------------------------------|
