@@ -4,7 +4,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from favour import adapters, metrics, nn, plots, rules, scores
+from favour import adapters, losses, metrics, nn, plots, rules, scores
 from favour.belief import Belief
 from favour.belief.joint import Joint
 from favour.classify.calibration import Calibrated, calibrate
@@ -40,6 +40,7 @@ from favour.exporting.exported import Exported, load_exported
 from favour.graph.traits import Draw, Traits
 from favour.inspect.attribution import Attribution
 from favour.inspect.check import Check, check
+from favour.inspect.explain import Explanation
 from favour.posterior import Diagonal, Full, Kronecker, Posterior, Rotated, Rows
 from favour.predictor.compilation import compile
 from favour.predictor.draws import sample

@@ -126,10 +126,8 @@ def test_calibrate_refuses_bad_input():
         favour.calibrate(classes, (rows(4), torch.tensor([0, 1, 2, 3])))
     with pytest.raises(ShapeMismatch, match="give floating-point targets"):
         favour.calibrate(numbers, (rows(4), torch.tensor([0, 1, 2, 3])))
-    with pytest.raises(ShapeMismatch, match=r"\(4,\).*y\[:, None\]"):
-        favour.calibrate(numbers, (rows(4), torch.zeros(4)))
-    with pytest.raises(ShapeMismatch, match="squeeze"):
-        favour.calibrate(Table(Belief.point(torch.zeros(4))), (rows(4), torch.zeros(4, 1)))
+    with pytest.raises(ShapeMismatch, match=r"\(3,\)"):
+        favour.calibrate(numbers, (rows(4), torch.zeros(3)))
     with pytest.raises(ShapeMismatch, match=r"\(4, 2\)"):
         favour.calibrate(numbers, (rows(4), torch.zeros(4, 2)))
     with pytest.raises(InvalidValue, match="no data"):
@@ -205,8 +203,8 @@ def test_conformal_refuses_bad_input():
         favour.ConformalInterval(belief, torch.zeros(5, 1), 0.9)
     with pytest.raises(InvalidValue, match="with_noise"):
         favour.ConformalInterval(Belief.point(torch.zeros(5, 1)), torch.zeros(5, 1), 0.5)
-    with pytest.raises(ShapeMismatch, match=r"\(5,\)"):
-        favour.ConformalInterval(belief, torch.zeros(5), 0.5)
+    with pytest.raises(ShapeMismatch, match=r"\(6,\)"):
+        favour.ConformalInterval(belief, torch.zeros(6), 0.5)
     with pytest.raises(InvalidValue, match="level"):
         favour.ConformalInterval(belief, torch.zeros(5, 1), 1.0)
     with pytest.raises(InvalidValue, match="classes 0 to 1"):

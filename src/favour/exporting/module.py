@@ -246,7 +246,9 @@ def choose(
     answer = predict(*args, **kwargs)
     index, belief = _output(answer, output)
     event = tuple(belief.event_shape)
-    end = ending(base.graph, index) if isinstance(predict, Predictor) else Ending()
+    end = Ending()
+    if isinstance(predict, Predictor):
+        end = classes.ending_of(base, args, kwargs) if len(base.graph.outputs) == 1 else ending(base.graph, index)
     given = False
     if kind in (None, *predictive.KINDS):
         kind, given = classes.reading(end, belief, kind)

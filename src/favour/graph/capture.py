@@ -69,11 +69,16 @@ def split_example(example: Any) -> tuple[tuple, dict[str, Any]]:
 def copied_structure(model: nn.Module) -> nn.Module:
     """Copy the module objects, share every tensor."""
     memo: dict[int, Any] = {}
-    for module in model.modules():
-        for value in module.__dict__.values():
-            for leaf in value.values() if isinstance(value, dict) else (value,):
-                if isinstance(leaf, Tensor):
-                    memo[id(leaf)] = leaf
+    seen: set[int] = set()
+    open_: list[Any] = [model]
+    while open_:
+        value = open_.pop()
+        if isinstance(value, Tensor):
+            memo[id(value)] = value
+        elif isinstance(value, (nn.Module, dict, list, tuple)) and id(value) not in seen:
+            seen.add(id(value))  # modules in lists and dicts too, which torch does not see
+            held = vars(value) if isinstance(value, nn.Module) else value
+            open_ += held.values() if isinstance(held, dict) else held
     return copy.deepcopy(model, memo)
 
 

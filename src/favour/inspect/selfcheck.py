@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +26,7 @@ from favour.belief import Belief
 from favour.errors import FavourError, NothingUncertain, UntrustedBelief
 from favour.graph.capture import split_example
 from favour.inspect.agreement import Tally
+from favour.inspect.cost import Cost, measured
 from favour.inspect.live import live_difference
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class SelfCheck:
         reason: Why there was no check.
         compared: `"covariances"`, or `"variances"` alone where the method keeps few correlations.
         still: Whether neither beliefs nor samples vary, at these inputs and at random ones.
+        cost: Of a prediction at these inputs, measured; None where there was no check.
     """
 
     n: int = 0
@@ -65,6 +67,7 @@ class SelfCheck:
     reason: str = ""
     compared: str = "covariances"
     still: bool = False
+    cost: Cost | None = field(default=None, compare=False)
 
     @property
     def trusted(self) -> bool:
@@ -116,7 +119,7 @@ def self_check(predict: Predictor, inputs: Any, seconds: float, draws: int = DRA
             trial = _Trial(predict, *_first(args, kwargs, rows, count), generator)
             while trial.n < draws and (trial.n < FEWEST or time.perf_counter() < limit):
                 trial.draw(min(CHUNK, draws - trial.n))
-            found = trial.verdict(count)
+            found = replace(trial.verdict(count), cost=measured(predict, *_first(args, kwargs, rows, count), count))
             if found.trusted and trial.still:  # an example of zeros, or noise that is nowhere
                 other = _Trial(predict, *_random(*_first(args, kwargs, rows, count)), generator)
                 other.draw(CHUNK)

@@ -32,7 +32,7 @@ little.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 
 import torch
 from torch import Tensor
@@ -55,6 +55,7 @@ def reverse(
     weight_rank: int | None = None,
     secant: bool = False,
     pairs: Pairs | None = None,
+    last: bool = False,
 ) -> dict[str, Tensor]:
     """Covariance of the outputs in the given directions, by source.
 
@@ -67,6 +68,7 @@ def reverse(
         weight_rank: q, to send covectors through rank-q approximations of the weights (sub-inference).
         secant: Take secants of skewed noises, not tangents.
         pairs: Joint effects of two draws on one activation.
+        last: Take the tape apart on the way: what is behind the sweep goes while covectors meet larger layers.
 
     Returns:
         Source label to (batch, k, k). Their sum is the covariance.
@@ -86,7 +88,7 @@ def reverse(
     def add(label: str, gram: Tensor) -> None:
         parts[label] = parts[label] + gram if label in parts else gram
 
-    for entry in reversed(sweep.tape):
+    for entry in _backwards(sweep.tape, last):
         g = waiting.pop(id(entry.value), None)
         if g is None:
             continue
@@ -174,6 +176,14 @@ def bend_back(
         own = second.diagonal(_whole(g, batch))
         bend = own if bend is None else bend + own
     return bend
+
+
+def _backwards(tape: list[Entry], last: bool) -> Iterator[Entry]:
+    """The lines of a tape from its end, which is cut off as it is read if nobody will read it again."""
+    if not last:
+        yield from reversed(tape)
+    while last and tape:
+        yield tape.pop()
 
 
 def _add(waiting: dict[int, Tensor], x: Value, part: Tensor | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ def infer(
     sources: Sources,
     starts: dict[str, Tensor],
     kept: dict[str, Any] | None = None,
+    sweeps: list[Sweep] | None = None,
 ) -> list[Any]:
     """Run a method over a plan: one belief per floating-point output, other outputs as they are.
 
@@ -51,17 +52,24 @@ def infer(
         sources: Uncertain inputs by name.
         starts: Random starts by step name; filled in eager calls.
         kept: Names of nodes, whose values are put in.
+        sweeps: Takes the forward sweep, with its tape and notes, once the method is done with it.
     """
     if choice.method == "adjoint":
-        sweep, inputs = forward_for_adjoint(plan, values, settings, ctx, sources, starts, choice.secant)
+        sweep, inputs = forward_for_adjoint(plan, values, settings, ctx, sources, starts, choice.secant, kept or ())
         _keep(sweep, kept)
         results = [result_of(o, sweep) for o in plan.outputs]
         pairs = pairs_of(sweep, inputs, settings)
-        return [_adjoint_belief(value, plan, sweep, inputs, settings, choice, pairs) for value in results]
+        _hand_over(sweep, sweeps)
+        last = len(results) - 1 if sweeps is None else None  # what is handed over stays whole
+        return [
+            _adjoint_belief(value, plan, sweep, inputs, settings, choice, pairs, i == last)
+            for i, value in enumerate(results)
+        ]
     representation = _representation(choice.method, settings, starts)
     _take_in(representation, sources)
-    sweep = run(plan, values, representation, ctx, keep_tape=kept is not None)
+    sweep = run(plan, values, representation, ctx, keep_tape=sweeps is not None, keep=kept or ())
     _keep(sweep, kept)
+    _hand_over(sweep, sweeps)
     beliefs = []
     for output in plan.outputs:
         value = result_of(output, sweep)
@@ -110,6 +118,11 @@ def _keep(sweep: Sweep, kept: dict[str, Any] | None) -> None:
         kept.update((node.name, value) for node, value in sweep.values.items() if node.name in kept)
 
 
+def _hand_over(sweep: Sweep, sweeps: list[Sweep] | None) -> None:
+    if sweeps is not None:
+        sweeps.append(sweep)
+
+
 def result_of(output: Any, sweep: Sweep) -> Any:
     """What a sweep found for an output of the plan."""
     return sweep.values[output] if isinstance(output, Node) else output
@@ -154,12 +167,13 @@ def forward_for_adjoint(
     sources: Sources,
     starts: dict[str, Tensor],
     secant: bool = False,
+    keep: Collection[str] = (),
 ) -> tuple[Sweep, adjoint.Inputs]:
     """The forward sweep with its tape, and the uncertain inputs as given and as the sweep saw them."""
     representation = _representation("adjoint", settings, starts, secant)
     given = [Value(v.mean, v.diag, dict(v.blocks), v.name) for _, v in sources]
     _take_in(representation, sources)
-    sweep = run(plan, values, representation, ctx, keep_tape=True)
+    sweep = run(plan, values, representation, ctx, keep_tape=True, keep=keep)
     return sweep, [(name, exact, seen) for exact, (name, seen) in zip(given, sources, strict=True)]
 
 
@@ -171,6 +185,7 @@ def _adjoint_belief(
     settings: Settings,
     choice: Choice,
     pairs: Pairs | None,
+    last: bool,
 ) -> Any:
     if not isinstance(value, Value):
         return _belief(value)
@@ -179,7 +194,7 @@ def _adjoint_belief(
     k = n if choice.covectors is None else choice.covectors
 
     def gram(basis: Tensor) -> Tensor:
-        return _gram(value, basis, plan, sweep, inputs, settings, choice.secant, pairs)
+        return _gram(value, basis, plan, sweep, inputs, settings, choice.secant, pairs, last)
 
     if given is None and k >= n:
         basis = adjoint.all_outputs(value.mean)
@@ -215,19 +230,23 @@ def _gram(
     settings: Settings,
     secant: bool,
     pairs: Pairs | None,
+    last: bool,
 ) -> Tensor:
-    """Covariance in the directions of `basis`, (batch, k, k), in groups of covectors where memory is short."""
+    """Covariance in the directions of `basis`, (batch, k, k), in groups of covectors where memory is short.
+
+    Nobody reads the tape after the `last` sweep, which may take it apart.
+    """
     k, batch = basis.shape[0], value.mean.shape[0]
     together = covectors_within(plan, settings, k, max(value.mean.element_size(), 4) * max(batch, 1), secant)
 
-    def swept(some: Tensor) -> Tensor:
+    def swept(some: Tensor, last: bool = False) -> Tensor:
         grams = adjoint.reverse(
-            sweep, value, some, inputs, weight_rank=settings.weight_rank, secant=secant, pairs=pairs
+            sweep, value, some, inputs, weight_rank=settings.weight_rank, secant=secant, pairs=pairs, last=last
         )
         return adjoint.total(grams, value.mean, len(some))
 
     if together >= k:
-        return swept(basis)
+        return swept(basis, last)
     groups = list(torch.arange(k).split(max(1, together // 2)))
     matrix = value.mean.new_zeros(batch, k, k)
     for i, rows in enumerate(groups):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +68,7 @@ class Sweep:
     """What a forward sweep leaves behind.
 
     Attributes:
-        values: Of every node.
+        values: Of the outputs, and of what was to be kept.
         tape: Surrogates and results, in order.
         notes: What methods could not do, by the name of the step.
     """
@@ -91,6 +91,7 @@ def run(
     ctx: Context,
     *,
     keep_tape: bool = False,
+    keep: Collection[str] = (),
 ) -> Sweep:
     """Execute a plan.
 
@@ -101,6 +102,7 @@ def run(
         representation: How covariances are held.
         ctx: Settings and scratch space for the rules.
         keep_tape: Record surrogates for a reverse sweep (and keep what they refer to alive).
+        keep: Names of nodes whose values are wanted at the end, and stay; others go once nobody reads them.
     """
     sweep = Sweep(values)
     steps = {step.node: step for step in plan.steps}
@@ -119,7 +121,8 @@ def run(
                 sweep.tape.append(Entry(value, surrogate, step))
         return results if isinstance(made, list) else results[0]
 
-    interpret(steps, values, handle, None if keep_tape else plan.done)
+    done = {n: [r for r in read if r.name not in keep] for n, read in plan.done.items()} if keep else plan.done
+    interpret(steps, values, handle, done)
     return sweep
 
 

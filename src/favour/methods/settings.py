@@ -89,6 +89,10 @@ class Settings:
                 f"`directions` belongs to the reverse sweep; `method` is {self.method!r}, not 'adjoint'."
             )
 
+    def held(self) -> str:
+        """What the forward sweep of the reverse method keeps of a covariance, in words."""
+        return f"variances and a factor of rank {self.rank}" if self.rank else "variances, entries independent"
+
     def describe(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """JSON-able settings, and the tensors among them."""
         plain: dict[str, Any] = {}

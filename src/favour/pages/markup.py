@@ -137,5 +137,10 @@ def figure(name: str, panels: Sequence[str], caption: str, legend: str = "", wid
     )
 
 
+def card(title: str, big: str, text: str = "", kind: str = "") -> str:
+    """An answer in large letters, with its name above and a sentence below."""
+    return f'<div class="card"><h3>{escape(title)}</h3><p class="big {kind}">{escape(big)}</p>{paragraph(text)}</div>'
+
+
 def details(summary: str, content: str) -> str:
     return f"<details><summary>{escape(summary)}</summary>{content}</details>"

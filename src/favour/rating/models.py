@@ -131,7 +131,7 @@ class PredictorRater(Rater):
                     f"the model answers with {type(belief).__name__}; a rating reads exactly one uncertain output. "
                     "Name a module with `favour.compile(..., at=...)`."
                 )
-            end = classes.ending_of(self.predictor)
+            end = classes.ending_of(self.predictor, (batch,))
             kind, given = classes.reading(end, belief, self.kind or None)
             if not self.kind:
                 event = tuple(belief.event_shape)

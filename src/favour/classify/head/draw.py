@@ -155,8 +155,8 @@ def _drawn(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | 
         kept: dict[str, Any] = {n.name: None for n in [*head.reads, *([] if head.cut is None else [head.cut])]}
         plan, bound, sources = predict._bound(part, posterior)
         choice = predict._choices[frozenset(name for name, _ in sources)]
-        (belief,) = infer(plan, bound, predict.settings, choice, predict._context(), sources, predict._starts, kept)
         leaf = {node.name: value for node, value in bound.items()}  # the plan has nodes of its own
+        (belief,) = infer(plan, bound, predict.settings, choice, predict._context(), sources, predict._starts, kept)
         env = {node: kept[node.name] for node in head.reads} | {n: mean_of(leaf[n.name]) for n in head.leaves}
         at_cut = None if head.cut is None else kept[head.cut.name]
         own = at_cut is None and head.tail  # of the network itself, and the belief had more to do than a linear layer

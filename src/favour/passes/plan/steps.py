@@ -237,7 +237,7 @@ def make_plan(graph: Graph, inputs: Collection[str], posterior: Posterior) -> Pl
     canonical = {graph.aliases.get(name, name) for name in posterior.names}
     graph = configure(graph, None)  # a private copy: fusion rewrites nodes
     with_batch(graph, mark_uncertain(graph, inputs, canonical))
-    commute(graph, mark_uncertain(graph, inputs, canonical))
+    commute(graph, lambda graph: mark_uncertain(graph, inputs, canonical))
     find_roots(graph, mark_uncertain(graph, inputs, canonical))
     uncertain = mark_uncertain(graph, inputs, canonical)
     fuse(graph, uncertain)

@@ -1,0 +1,1 @@
+"""Learning posteriors, dropout rates and noise through beliefs: losses, and `favour.fit`."""
