@@ -17,7 +17,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 import signals  # noqa: F401
 import tables  # noqa: F401
