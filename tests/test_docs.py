@@ -238,10 +238,10 @@ def test_a_wrong_command_is_found(command):
 def test_every_public_name_is_in_the_api():
     """All that `import favour` offers is documented, itself or with its module."""
     listed = set(re.findall(r"^::: favour\.([\w.]+)", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE))
-    for public, thing in vars(favour).items():
-        if public.startswith("_") or not getattr(thing, "__module__", "").startswith("favour"):
-            continue
-        home = thing.__module__.removeprefix("favour.")
+    listed |= {name.split(".")[0] for name in listed}
+    for public in favour.__all__:
+        thing = getattr(favour, public)
+        home = getattr(thing, "__module__", thing.__name__).removeprefix("favour.")
         assert {public, home, f"{home}.{public}"} & listed, f"`favour.{public}` is not in docs/api.md"
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from favour.graph.apart import close, places
 from favour.graph.capture import copied_structure
 from favour.predictor.plain import plain_outputs
 
@@ -48,6 +49,8 @@ def live_difference(predict: Predictor, args: tuple, kwargs: Mapping[str, Any]) 
         if _gap(twice[0][0], twice[1][0]) is not None:
             return None
         captured = plain_outputs(predict, predict._leaves(args, kwargs))
+        if not predict.graph.batched:  # one event, with the axis of a batch
+            captured = [c[0] if isinstance(c, Tensor) else c for c in captured]
     live, _ = twice[0]
     if len(live) != len(captured):
         return (
@@ -62,6 +65,7 @@ def _gap(a: list[Any], b: list[Any]) -> str | None:
     for one, other in zip(a, b, strict=True):
         if not isinstance(one, Tensor) or not isinstance(other, Tensor):
             continue
+        one = next((t for t in places(one, other) if close(t, other)), one)
         if one.shape != other.shape:
             return f"in shape, {tuple(one.shape)} and {tuple(other.shape)}"
         if not one.numel() or not one.is_floating_point():

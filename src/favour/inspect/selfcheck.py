@@ -104,6 +104,8 @@ def self_check(predict: Predictor, inputs: Any, seconds: float, draws: int = DRA
     rows = next((t.shape[0] for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.ndim), 0)
     if not rows:
         return SelfCheck(reason="the example is empty")
+    if not predict.graph.batched:
+        rows = 1
     generator = torch.Generator(device=predict.device).manual_seed(_SEED)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of vmap, about speed
@@ -135,7 +137,7 @@ def _first(args: tuple, kwargs: dict[str, Any], rows: int, count: int) -> tuple[
     def some(t: Any) -> Any:
         if not isinstance(t, Tensor) or not t.ndim:
             return t
-        t = t[:count] if t.shape[0] == rows else t
+        t = t[:count] if t.shape[0] == rows and rows > 1 else t
         return t.nan_to_num(0, 0, 0) if t.is_floating_point() else t
 
     return pytree.tree_map(some, (args, kwargs))

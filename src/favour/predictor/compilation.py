@@ -47,6 +47,7 @@ def compile(
     pairs: int = 0,
     task: str | None = None,
     dynamic: Dynamic = None,
+    batched: bool = True,
     check: Any = True,
 ) -> Predictor:
     """Turn a trained network into a predictor of means and covariances.
@@ -76,11 +77,14 @@ def compile(
             dropout leaves before it. Worth most at rates near ½, for the price of two more forward passes than groups.
         task: What the outputs are, where it matters for what `"auto"` keeps of very many: `"classification"` for class
             scores, of which it then follows the directions that class probabilities see. None: all outputs while
-            that is affordable, else `"dplr"`, with a warning (`favour.ReducedCovariance`).
+            that is affordable, else `"dplr"`, with a warning (`favour.errors.ReducedCovariance`).
         dynamic: Sizes besides the batch that may change, such as a sequence length or a resolution: True for all
             that the model does not fix, dimensions of every input such as `1` or `(2, 3)`, or a mapping from the
             name of an argument to those. `auto` chooses by the sizes of the example.
-
+        batched: Whether the model's tensors have a batch in front. False takes all of a call for one event (a graph
+            network's nodes, a whole scene): beliefs are about all of it, with a batch of one in front, such as
+            (1, nodes, classes). Sizes are then the example's, and whole numbers among the inputs (edges, indices) say
+            how the event is made up.
         check: Whether to compare beliefs with some 200 samples of the network before returning, in about the time that
             compiling took: True for the example's first inputs, or inputs of your own, given like the example. Warns
             (`favour.UntrustedBelief`) where they disagree; `print(predict)` says what was found, or "not checked".
@@ -123,7 +127,7 @@ def compile(
     begin = time.perf_counter()
     with Progress(f"compiling {type(model).__name__}") as progress:
         progress.stage("capturing")
-        graph = configure(capture(model, example, dynamic=dynamic), dropout)
+        graph = configure(capture(model, example, dynamic=dynamic, batched=batched), dropout)
         if at is not None:
             graph = truncate(graph, at)
         given = Posterior.wrap(posterior)
@@ -132,7 +136,7 @@ def compile(
         predictor = Predictor(graph, settings, matched(given, tensors), model)
         progress.stage("first pass")
         small = rehearse(predictor, example)
-        predictor.follow_structure(Origin.of(model, small, dynamic, dropout, at))
+        predictor.follow_structure(Origin.of(model, small, dynamic, dropout, at, batched))
         if predictor.is_certain:
             warn_of_silence(predictor, stacklevel=3)
             return predictor
@@ -172,9 +176,11 @@ def rehearse(predict: Predictor, example: Any) -> Any:
     given, (output, *_) = predict.settings.directions, predict.graph.outputs
     by_input = isinstance(given, Tensor) and isinstance(output, Node) and given.ndim > len(output.shape or ())
     rows = batch if by_input else 2  # directions (k, batch, *event) go with the whole example
-    args, kwargs = pytree.tree_map(
-        lambda t: t[:rows].clone() if isinstance(t, Tensor) and t.ndim and t.shape[0] == batch else t, (args, kwargs)
-    )
+    if predict.graph.batched:
+        args, kwargs = pytree.tree_map(
+            lambda t: t[:rows].clone() if isinstance(t, Tensor) and t.ndim and t.shape[0] == batch else t,
+            (args, kwargs),
+        )
     # The example's values mean nothing: it may be an uninitialised tensor.
     args, kwargs = pytree.tree_map(
         lambda t: t.nan_to_num(0, 0, 0) if isinstance(t, Tensor) and t.is_floating_point() else t,

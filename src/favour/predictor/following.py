@@ -89,7 +89,7 @@ class Origin:
     Attributes:
         model: The user's.
         example: Two rows of the example, enough to capture by.
-        dynamic, dropout, at: As given to `favour.compile`.
+        dynamic, dropout, at, batched: As given to `favour.compile`.
         structure: What the model looked like.
     """
 
@@ -99,14 +99,17 @@ class Origin:
     dropout: Mapping[str, Any] | None
     at: str | None
     structure: Structure
+    batched: bool = True
 
     @classmethod
-    def of(cls, model: nn.Module, example: Any, dynamic: Dynamic, dropout: Any, at: str | None) -> Origin:
-        return cls(model, example, dynamic, dropout, at, Structure(model))
+    def of(
+        cls, model: nn.Module, example: Any, dynamic: Dynamic, dropout: Any, at: str | None, batched: bool = True
+    ) -> Origin:
+        return cls(model, example, dynamic, dropout, at, Structure(model), batched)
 
     def graph(self) -> Graph:
         """The model as it is now."""
-        graph = configure(capture(self.model, self.example, dynamic=self.dynamic), self.dropout)
+        graph = configure(capture(self.model, self.example, dynamic=self.dynamic, batched=self.batched), self.dropout)
         return graph if self.at is None else truncate(graph, self.at)
 
     def changes(self, graph: Graph, recapture: Callable[[], Graph]) -> list[str]:

@@ -39,6 +39,7 @@ from favour.passes.plan.rows import check_rows
 from favour.passes.plan.steps import Plan, converted, make_plan
 from favour.posterior import Posterior
 from favour.predictor import across
+from favour.predictor.arguments import leaves_of
 from favour.predictor.arrays import accepts_arrays
 from favour.predictor.following import Origin, Structure, Values, same_graph
 from favour.predictor.slices import slices
@@ -600,14 +601,7 @@ class Predictor(nn.Module):
         ]
 
     def _leaves(self, args: tuple, kwargs: Mapping[str, Any]) -> list[Any]:
-        ordered = {k: kwargs[k] for k in self._keywords if k in kwargs} | dict(kwargs)  # in the example's order
-        leaves, spec = pytree.tree_flatten((args, ordered), is_leaf=lambda t: isinstance(t, Belief))
-        if not torch.compiler.is_compiling() and spec != self.graph.in_spec:
-            raise InvalidType(
-                f"the predictor was compiled for arguments of structure {self.graph.in_spec}, and was called "
-                f"with {spec}; call it the way the example was given."
-            )
-        return leaves
+        return leaves_of(self.graph, self._keywords, args, kwargs)
 
     def _values(self, leaves: list[Any], posterior: Posterior) -> tuple[dict[str, Any], list[tuple[str, Value]]]:
         return graph_values(self.graph, self.store, leaves, posterior)

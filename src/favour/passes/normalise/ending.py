@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -129,8 +129,7 @@ def without_links(graph: Graph) -> Graph | None:
             at = _moved(call, at)
             nodes.append(at)
         outputs[i] = at
-    fields = (graph.inputs, outputs, graph.in_spec, graph.out_spec, graph.fixed, graph.constants, graph.aliases)
-    result = Graph(nodes, *fields)
+    result = replace(graph, nodes=nodes, outputs=outputs)
     result.prune()
     return result
 

@@ -156,6 +156,7 @@ def configure(graph: Graph, dropout: Mapping[str, Any] | None) -> Graph:
         graph.fixed,
         constants,
         graph.aliases,
+        graph.batched,
     )
     result.prune()
     return result
@@ -204,6 +205,7 @@ def truncate(graph: Graph, at: str) -> Graph:
         graph.fixed,
         graph.constants,
         graph.aliases,
+        graph.batched,
     )
     result.prune()
     return result
