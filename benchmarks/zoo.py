@@ -5,7 +5,8 @@ runs there in a process of its own (benchmarks/zoo/row.py). benchmarks/zoo/held_
 drawn by a seed before any was tried; they are reported apart.
 
     mean error          of the mean, in standard deviations, and
-    covariance error    relative, Frobenius; of the variances alone beyond 64 outputs; both beyond the samples' own error
+    covariance error    relative, Frobenius; of the variances alone beyond 64 outputs
+                        (both beyond the samples' own error)
     scale               √ of total variance over the samples'
     verdict             of `favour.check` on the same inputs
 

@@ -302,7 +302,6 @@ for _name in ("aten", "favour"):
     case(f"{_name}.dropout.default", "dropout", lambda: (x(4), 0.3, False), "not live")
 
 
-
 def chances() -> Uncertain:
     """Probabilities that are themselves uncertain."""
     return Uncertain(0.2 + 0.6 * rand(BATCH, 4), 0.02 * rand(BATCH, 4), 0.05 * randn(2, BATCH, 4))

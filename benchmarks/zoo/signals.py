@@ -35,7 +35,8 @@ def dense_encoder():
     options = {"input_dim": 1, "output_dim": 1, "future_cov_dim": 0, "static_cov_dim": 0, "nr_params": 1,
                "num_encoder_layers": 1, "num_decoder_layers": 1, "decoder_output_dim": 4, "hidden_size": 16,
                "temporal_decoder_hidden": 8, "temporal_width_past": 0, "temporal_width_future": 0,
-               "temporal_hidden_size_past": 8, "temporal_hidden_size_future": 8, "use_layer_norm": False, "dropout": 0.1}  # fmt: skip
+               "temporal_hidden_size_past": 8, "temporal_hidden_size_future": 8, "use_layer_norm": False,
+               "dropout": 0.1}  # fmt: skip
     return darts_module("tide_model", "_TideModule", 1, **options)
 
 

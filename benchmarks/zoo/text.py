@@ -252,8 +252,8 @@ def image_classifier():
 def alibi_decoder():
     from x_transformers import Decoder, TransformerWrapper
 
-    layers = Decoder(dim=32, depth=2, heads=4, attn_dim_head=8, alibi_pos_bias=True, attn_dropout=0.1, ff_relu_squared=True,
-                     ff_dropout=0.1)  # fmt: skip
+    layers = Decoder(dim=32, depth=2, heads=4, attn_dim_head=8, alibi_pos_bias=True, attn_dropout=0.1,
+                     ff_relu_squared=True, ff_dropout=0.1)  # fmt: skip
     model = TransformerWrapper(num_tokens=60, max_seq_len=8, attn_layers=layers, use_abs_pos_emb=False)
     return Specimen(model, torch.randint(0, 60, (3, 7)))
 

@@ -1,4 +1,6 @@
-"""The ways to write a draw, brought to three sources: a Bernoulli, a normal and a uniform one (`favour.rules.randomness`).
+"""The ways to write a draw, brought to three sources: a Bernoulli, a normal and a uniform one.
+
+`favour.rules.randomness` has the sources, `favour.passes.normalise.masks` what models do with masks.
 
     randn, randn_like, normal_, torch.normal      mean + scale ∘ z
     rand, rand_like, uniform_                     low + (high − low)·u, u = ½ + uniform draw
@@ -6,8 +8,6 @@
     u < c, u > c, ⌊u + c⌋ and their like          Bernoulli(P), for u read through sums and products with known numbers
     exponential_                                  −log Φ(z)/λ, with z normal
     u in other functions                          Φ(z), so that what follows is one function of a normal variable
-    where(mask, a, b), masked_fill                b + mask∘(a − b)
-    x ∘ mask, one entry of a mask for each of x   dropout
 
 A draw of one number for the whole batch is one for each input to a belief, which is about each input alone; it gets the
 batch in front.
@@ -24,6 +24,7 @@ import torch
 
 from favour.errors import UnsupportedOperation
 from favour.graph.node import Graph, Node, rewired
+from favour.passes.normalise.masks import AND, CASTS, COPIES, DIV, FILLS, MUL, NOT, WHERE, Dropouts, Masks
 from favour.passes.rewriting import Builder, Shape, rewrite
 from favour.rules.randomness import bernoulli_draw, normal_draw, uniform_draw
 from favour.rules.registry import RULES
@@ -35,15 +36,7 @@ _ABOVE = {aten.gt.Scalar, aten.gt.Tensor, aten.ge.Scalar, aten.ge.Tensor}
 _STEPS = {aten.floor.default: 0.0, aten.round.default: 0.5, aten.ceil.default: 1.0, aten.trunc.default: 0.0}
 _ADD = {aten.add.Tensor, aten.add.Scalar}
 _SUB = {aten.sub.Tensor, aten.sub.Scalar}
-_MUL = {aten.mul.Tensor, aten.mul.Scalar}
-_DIV = {aten.div.Tensor, aten.div.Scalar}
-_COPIES = {aten.clone.default, aten.contiguous.default, aten.alias.default, aten.detach.default}
-_CASTS = {aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default, aten.type_as.default, aten.to.other}
-_NOT = {aten.logical_not.default, aten.bitwise_not.default}
-_AND = {aten.logical_and.default, aten.bitwise_and.Tensor, aten.__and__.Tensor}
-_FILLS = {aten.masked_fill.Scalar, aten.masked_fill.Tensor}
-_WHERE = {aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar}
-_ARITHMETIC = _ADD | _SUB | _MUL | _DIV | _COPIES | _CASTS | {aten.rsub.Scalar, aten.neg.default}
+_ARITHMETIC = _ADD | _SUB | MUL | DIV | COPIES | CASTS | {aten.rsub.Scalar, aten.neg.default}
 
 _UNIFORM = {"rand", "rand_like", "uniform", "uniform_"}
 _NORMAL = {"randn", "randn_like", "normal", "normal_", "normal_functional"}
@@ -66,8 +59,8 @@ def spell_out_draws(graph: Graph) -> None:
         return
     rewrite(graph, _Sources(graph))
     _lead_with_batch(graph)
-    rewrite(graph, _Masks())
-    rewrite(graph, _Dropouts(graph))
+    rewrite(graph, Masks())
+    rewrite(graph, Dropouts(graph))
     graph.prune()
 
 
@@ -190,8 +183,10 @@ def _is_step(user: Node, x: Node) -> bool:
 
 def _numbers_beside(user: Node, x: Node) -> bool:
     """Whether arithmetic reads nothing beside a tensor but numbers."""
-    divides = user.target in _DIV and user.args[0] is not x
-    return not divides and all(s is x for s in user.inputs) and user.inputs.count(x) == 1 and not user.kwargs.get("alpha")
+    divides = user.target in DIV and user.args[0] is not x
+    return (
+        not divides and all(s is x for s in user.inputs) and user.inputs.count(x) == 1 and not user.kwargs.get("alpha")
+    )
 
 
 def _bends(user: Node) -> bool:
@@ -202,15 +197,15 @@ def _bends(user: Node) -> bool:
 def _moved(node: Node, x: Node, form: _Uniform) -> _Uniform:
     """The form behind arithmetic with a number."""
     target = node.target
-    if target in _COPIES | _CASTS:
+    if target in COPIES | CASTS:
         return form
     if target is aten.neg.default:
         return _Uniform(form.draw, -form.scale, -form.shift)
     a, b = node.args[:2]
     number = b if a is x else a
-    if target in _MUL:
+    if target in MUL:
         return _Uniform(form.draw, form.scale * number, form.shift * number)
-    if target in _DIV:
+    if target in DIV:
         return _Uniform(form.draw, form.scale / number, form.shift / number)
     if target in _ADD:
         return _Uniform(form.draw, form.scale, form.shift + number)
@@ -289,7 +284,11 @@ def _normal(node: Node, new: Builder) -> Node:
         z = new.call(normal_draw, zeros, shape=shape, dtype=zeros.dtype)
     else:
         z = _standard(node, new)
-    y = z if isinstance(std, (int, float)) and std == 1 else new.call(aten.mul.Tensor, z, std, shape=shape, dtype=z.dtype)
+    y = (
+        z
+        if isinstance(std, (int, float)) and std == 1
+        else new.call(aten.mul.Tensor, z, std, shape=shape, dtype=z.dtype)
+    )
     if isinstance(mean, (int, float)) and mean == 0:
         return y
     return new.call(aten.add.Tensor, y, mean, shape=shape, dtype=z.dtype)
@@ -362,7 +361,7 @@ class _Leading:
 
 
 def _entrywise(node: Node) -> bool:
-    known = _ARITHMETIC | _BELOW | _ABOVE | _NOT | _AND | _FILLS | _WHERE
+    known = _ARITHMETIC | _BELOW | _ABOVE | NOT | AND | FILLS | WHERE
     return node.target in known or _bends(node) or node.target is bernoulli_draw
 
 
@@ -374,131 +373,3 @@ def _under(new: Builder, x: Node, dims: int) -> Node:
         x = new.call(aten.unsqueeze.default, x, 1, shape=(shape[0], 1, *shape[1:]), dtype=x.dtype)
         assert x.shape is not None
     return x
-
-
-# ------------------------------------------------------------------- masks
-
-
-class _Masks:
-    """Where a model chooses by a random mask, it computes b + mask∘(a − b)."""
-
-    def __init__(self) -> None:
-        self.masks: set[Node] = set()  # 0 or 1
-
-    def __call__(self, node: Node, new: Builder) -> Node | None:
-        if node.target is bernoulli_draw:
-            self.masks.add(node)
-            return None
-        mask = next((s for s in node.inputs if s in self.masks), None)
-        if mask is None:
-            return None
-        shape, target = node.shape, node.target
-        if target in _COPIES | _CASTS and node.args[0] is mask:
-            return self._kept(self._cast(mask, node, new))
-        if target in _NOT:
-            return self._kept(new.call(aten.rsub.Scalar, mask, 1.0, shape=shape, dtype=mask.dtype))
-        if target in _AND:
-            other = node.args[1] if node.args[0] is mask else node.args[0]
-            if other not in self.masks:
-                other = new.call(aten.to.dtype, other, mask.dtype, shape=other.shape, dtype=mask.dtype)
-            return self._kept(new.call(aten.mul.Tensor, mask, other, shape=shape, dtype=mask.dtype))
-        if target in _WHERE and node.args[0] is mask:
-            return _mixed(mask, node.args[1], node.args[2], node, new)
-        if target in _FILLS and node.args[1] is mask:
-            return _mixed(mask, node.args[2], node.args[0], node, new)
-        return None
-
-    def _kept(self, mask: Node) -> Node:
-        self.masks.add(mask)
-        return mask
-
-    def _cast(self, mask: Node, node: Node, new: Builder) -> Node:
-        if node.dtype is None or not node.dtype.is_floating_point or node.dtype is mask.dtype:
-            return mask
-        return new.call(aten.to.dtype, mask, node.dtype, shape=node.shape, dtype=node.dtype)
-
-
-def _mixed(mask: Node, a: Any, b: Any, node: Node, new: Builder) -> Node:
-    """a where the mask is 1, b where it is 0."""
-    shape = node.shape
-    known = [_number(v) for v in (a, b)]
-    if any(v is not None and not math.isfinite(v) for v in known):
-        raise UnsupportedOperation(
-            f"`{node.target}` at {node.place} fills entries with infinity by a random mask; such scores have no "
-            "moments. Drop the weights behind the softmax instead."
-        )
-    if known[1] == 0:
-        return a if known[0] == 0 else new.call(aten.mul.Tensor, mask, a, shape=shape)
-    if known[0] == 0:
-        rest = new.call(aten.rsub.Scalar, mask, 1.0, shape=mask.shape, dtype=mask.dtype)
-        return new.call(aten.mul.Tensor, b, rest, shape=shape)
-    if known[0] is not None and known[1] is not None:
-        scaled = new.call(aten.mul.Scalar, mask, known[0] - known[1], shape=shape)
-        return new.call(aten.add.Scalar, scaled, known[1], shape=shape)
-    gap = new.call(aten.rsub.Scalar, b, known[0], shape=b.shape) if known[0] is not None else None
-    gap = gap or new.call(aten.sub.Tensor, a, b if known[1] is None else known[1], shape=shape)
-    chosen = new.call(aten.mul.Tensor, gap, mask, shape=shape)
-    return new.call(aten.add.Tensor, chosen, b if known[1] is None else known[1], shape=shape)
-
-
-_CONSTANTS = {aten.zeros_like.default: 0.0, aten.zeros.default: 0.0, aten.new_zeros.default: 0.0,
-              aten.ones_like.default: 1.0, aten.ones.default: 1.0, aten.new_ones.default: 1.0}  # fmt: skip
-_FULL = {aten.full_like.default: 1, aten.full.default: 1, aten.scalar_tensor.default: 0}
-
-
-def _number(value: Any) -> float | None:
-    """The one number that a value is made of, where its code says so."""
-    if isinstance(value, (int, float)):
-        return float(value)
-    if not isinstance(value, Node) or value.kind != "call":
-        return None
-    if value.target in _CONSTANTS:
-        return _CONSTANTS[value.target]
-    if value.target in _FULL and isinstance(value.args[_FULL[value.target]], (int, float)):
-        return float(value.args[_FULL[value.target]])
-    return None
-
-
-class _Dropouts:
-    """x∘cM with M of two values for each entry, or channel, is dropout, whatever the ways to write it."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.users = graph.users()
-
-    def __call__(self, node: Node, new: Builder) -> Node | None:
-        if node.target not in _MUL or node.shape is None or not all(isinstance(a, Node) for a in node.args):
-            return None
-        for x, mask in (node.args, node.args[::-1]):
-            found = self._scaled(mask)
-            if found is None or x.shape != node.shape or found[2].shape is None:
-                continue
-            factor, keep, drawn = found
-            shape, event = node.shape, drawn.shape[2:]
-            channels = len(shape) > 2 and drawn.shape[:2] == shape[:2] and all(s == 1 for s in event)
-            if drawn.shape != shape and not (channels and len(drawn.shape) == len(shape)):
-                continue
-            op = aten.dropout.default if drawn.shape == shape else aten.feature_dropout.default
-            y = new.call(op, x, 1 - keep, True, shape=shape)
-            gain = factor * keep
-            return y if abs(gain - 1) < 1e-9 else new.call(aten.mul.Scalar, y, gain, shape=shape)
-        return None
-
-    def _scaled(self, mask: Node) -> tuple[float, float, Node] | None:
-        """(c, P(M = 1), draw) where a node is cM, and nothing else reads the draw."""
-        factor, turned, here = 1.0, False, mask
-        while len(self.users.get(here, ())) == 1 or here.target is bernoulli_draw:
-            if len(self.users.get(here, ())) != 1:
-                return None
-            if here.target is bernoulli_draw:
-                p = _number(here.args[0])
-                return None if p is None else (factor, 1 - p if turned else p, here)
-            if here.target in _COPIES | _CASTS:
-                here = here.args[0]
-            elif here.target in _MUL | _DIV and isinstance(here.args[1], (int, float)):
-                factor = factor * here.args[1] if here.target in _MUL else factor / here.args[1]
-                here = here.args[0]
-            elif here.target is aten.rsub.Scalar and here.args[1] == 1 and not turned:
-                turned, here = True, here.args[0]
-            else:
-                return None
-        return None
