@@ -28,7 +28,7 @@ import typer.main
 
 import favour
 import favour.cli
-from favour.methods import choice
+from favour.methods import auto, dplr
 from favour.rules.registry import RULES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -247,9 +247,9 @@ def test_every_public_name_is_in_the_api():
 
 def test_numbers_of_the_cost_model_are_current():
     text = (ROOT / "docs" / "choosing.md").read_text()
-    assert f"is at most {choice.AFFORDABLE:.0f} for all outputs" in text
-    assert f"get {choice.DIRECTIONS} directions" in text and f"`dplr` of rank {choice.DEFAULT_RANK['dplr']}," in text
-    assert f"at most {choice.SMALL / 1e7:.0f}·10⁷ multiplications" in text
+    assert f"is at most {auto.AFFORDABLE:.0f} for all outputs" in text
+    assert f"get {auto.DIRECTIONS} directions" in text and f"`dplr` of rank {dplr.RANK}," in text
+    assert f"at most {auto.SMALL / 1e7:.0f}·10⁷ multiplications" in text
 
 
 def test_every_promise_has_its_test():

@@ -54,7 +54,7 @@ ROOMS = [
     *("errors", "progress", "extras", "files", "pages", "posterior", "surrogate", "graph", "scalar", "belief"),
     *("rules", "passes", "methods", "predictor", "saving", "classify", "inspect", "metrics", "plots", "scores"),
     *("learn", "losses", "nn", "adapters", "integrations", "sklearn", "botorch", "exporting", "rating", "scale"),
-    *("serving", "demo", "trial", "cli"),
+    *("serving", "trial", "demo", "cli"),
 ]
 # What still points up, to be turned round; nothing may join.
 UPWARD = {

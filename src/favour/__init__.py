@@ -4,7 +4,7 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from favour import adapters, errors, losses, metrics, nn, plots, scores
+from favour import adapters, errors, losses, methods, metrics, nn, plots, scores
 from favour.belief import Belief
 from favour.belief.joint import Joint
 from favour.classify.calibration import Calibrated, calibrate
@@ -66,6 +66,7 @@ __all__ = [
     "load",
     "load_exported",
     "losses",
+    "methods",
     "metrics",
     "nn",
     "plots",
