@@ -16,6 +16,7 @@ from favour.errors import (
     ChangedModel,
     CorruptFile,
     DeprecatedName,
+    DivergedFit,
     FailedPrediction,
     FavourError,
     FavourWarning,
@@ -41,6 +42,9 @@ from favour.graph.traits import Draw, Traits
 from favour.inspect.attribution import Attribution
 from favour.inspect.check import Check, check
 from favour.inspect.explain import Explanation
+from favour.learn.fit import fit
+from favour.learn.fitted import Fitted
+from favour.learn.learner import Learner
 from favour.posterior import Diagonal, Full, Kronecker, Posterior, Rotated, Rows
 from favour.predictor.compilation import compile
 from favour.predictor.draws import sample
