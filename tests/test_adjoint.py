@@ -399,6 +399,37 @@ def test_memory_stays_within_the_budget(settings: dict, budget: int) -> None:
     torch.testing.assert_close(belief.covariance_matrix, free.covariance_matrix, rtol=1e-4, atol=1e-6)
 
 
+def test_a_certain_trunk_is_not_kept() -> None:
+    """Before the first noise, a pass holds what the network's own would."""
+    torch.manual_seed(0)
+    trunk = [layer for _ in range(12) for layer in (nn.Linear(200, 200), nn.Tanh())]
+    model = nn.Sequential(*trunk, nn.Linear(200, 8), nn.Dropout(0.2), nn.Linear(8, 2)).eval().requires_grad_(False)
+    x = torch.randn(512, 200)
+    predict = favour.compile(model, x[:2], method="adjoint")
+    predict(x)  # what is kept between calls
+    with torch.no_grad(), Peak() as plain:
+        model(x)
+    with Peak() as peak:
+        predict(x)
+    assert peak.most <= 1.3 * plain.most
+
+
+def test_what_the_reverse_sweep_has_read_goes() -> None:
+    """Many covectors at the wide first layers meet no tape of the others any more."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(8) for layer in (nn.Linear(300, 300), nn.Dropout(0.2))]
+    model = nn.Sequential(*layers, nn.Linear(300, 4)).eval().requires_grad_(False)
+    x = torch.randn(64, 300)
+    kept = favour.compile(model, x[:2], method="adjoint")
+    kept.attribute(x)
+    kept(x)
+    with Peak() as apart:
+        kept.attribute(x)  # reads the tape of every output's source, which stays
+    with Peak() as peak:
+        kept(x)
+    assert peak.most < apart.most
+
+
 def test_memory_of_one_input_is_met_by_groups_of_covectors() -> None:
     model, x = wide(), torch.randn(2, 4)
     free = favour.compile(model, x, method="adjoint")(x)
@@ -498,7 +529,7 @@ def test_auto_takes_no_softmax_directions_of_outputs_that_nobody_called_class_sc
 def test_auto_says_what_is_lost_where_all_outputs_are_too_many() -> None:
     x = torch.randn(3, 4)
     model = nn.Sequential(scorer(1000), nn.ReLU(), nn.Linear(1000, 1000))
-    with pytest.warns(favour.ReducedCovariance, match=r"1000 outputs .* a rank of 4 is kept"):
+    with pytest.warns(favour.errors.ReducedCovariance, match=r"1000 outputs .* a rank of 4 is kept"):
         belief = favour.compile(model, x)(x)
     assert belief.directions is None and belief.factor.shape[0] == 4
     favour.compile(model, x, method="dplr")  # asked for by name: nothing to say
@@ -508,7 +539,7 @@ def test_auto_says_what_is_lost_where_all_outputs_are_too_many() -> None:
 def test_probabilities_of_very_many_class_scores_follow_directions_whatever_the_task() -> None:
     x = torch.randn(3, 4)
     model = nn.Sequential(scorer(1000), nn.ReLU(), nn.Linear(1000, 1000)).double()
-    with pytest.warns(favour.ReducedCovariance):
+    with pytest.warns(favour.errors.ReducedCovariance):
         plain = favour.compile(model, x.double())
     told = favour.compile(model, x.double(), task="classification")
     torch.testing.assert_close(plain.probabilities(x.double()), told.probabilities(x.double()))

@@ -192,6 +192,57 @@ def test_changed_attributes_of_every_kind_are_refused_until_refreshed(change):
     assert_follows(predict, model)
 
 
+GAIN = 1.0
+
+
+class Hidden(nn.Module):
+    """Keeps modules and tensors where torch does not see them, and reads a global and an outer variable."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = make_net()
+        self.heads = [nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1))]
+        self.tables = {"scale": torch.ones(3)}
+
+    def forward(self, x):
+        return self.heads[0](self.net(x)) * self.tables["scale"] * GAIN
+
+
+HIDDEN = {
+    "module in a list": (lambda m, _: m.heads.__setitem__(0, nn.Linear(3, 3)), "`heads` of the model itself"),
+    "rate of a module in a list": (lambda m, _: setattr(m.heads[0][1], "p", 0.5), r"`p` of `heads\[0\].1` was 0.1"),
+    "tensor in a dict": (lambda m, _: m.tables.update(scale=torch.full((3,), 2.0)), "`tables` of the model itself"),
+    "global": (lambda m, patch: patch.setitem(globals(), "GAIN", 3.0), "`GAIN` of `Hidden.forward`'s surroundings"),
+    "forward of the class": (
+        lambda m, patch: patch.setattr(Hidden, "forward", lambda self, x: 2 * self.net(x)),
+        "`Hidden.forward` is another function",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", HIDDEN)
+def test_changes_that_torch_does_not_see_are_refused_until_refreshed(change, monkeypatch):
+    model = Hidden()
+    predict = favour.compile(model, X)
+    predict(X)
+    alter, message = HIDDEN[change]
+    alter(model, monkeypatch)
+    with pytest.raises(StalePredictor, match=message):
+        predict(X)
+    predict.refresh()
+    assert_follows(predict, model)
+
+
+def test_weights_of_modules_in_lists_are_followed():
+    model = Hidden()
+    predict = favour.compile(model, X)
+    predict(X)
+    model.heads[0][0].weight.data.mul_(3)
+    model.tables["scale"].numpy()[:] = 2
+    assert_follows(predict, model)
+
+
 def test_attributes_that_do_not_matter_change_nothing():
     model = Scaled()
     predict = favour.compile(model, X)
@@ -272,17 +323,20 @@ def test_a_model_that_cannot_be_captured_any_more_is_answered_with_a_warning():
 def test_check_compares_the_live_model_first():
     scale = [1.0]
 
+    def scaled(z):
+        return z * scale[0]
+
     class Scaled(nn.Module):
         def __init__(self):
             super().__init__()
             self.net = make_net()
 
         def forward(self, x):
-            return self.net(x) * scale[0]
+            return scaled(self.net(x))
 
     predict = favour.compile(Scaled(), X)
     assert "does not describe the model" not in favour.check(predict, X, 50).reason
-    scale[0] = 3.0  # a closure: no attribute of any module has changed
+    scale[0] = 3.0  # behind a function that `forward` calls: neither modules nor what forward names has changed
     found = favour.check(predict, X, 50)
     assert found.verdict == "don't"
     assert "does not describe the model" in found.reason

@@ -2,6 +2,7 @@
 
 from favour.inspect.plots import (
     band,
+    belief,
     check,
     histogram,
     reliability,
@@ -12,6 +13,7 @@ from favour.inspect.plots import (
 
 __all__ = [
     "band",
+    "belief",
     "check",
     "histogram",
     "reliability",

@@ -10,8 +10,8 @@ import pytest
 from made_up_results import ALL, boot, classification, jsd, ood
 
 from favour.errors import CorruptFile, FavourError, InvalidValue
+from favour.pages import Axis, fences
 from favour_studies.report import build
-from favour_studies.report.chart import Axis, fences
 from favour_studies.report.readme import section
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)

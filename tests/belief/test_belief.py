@@ -191,7 +191,7 @@ def test_rows(cov):
         assert type(part.covariance) is type(cov)
     with pytest.raises(IndexError):
         belief[3]
-    assert len(list(belief)) == 3
+    assert len(belief) == 3
 
 
 @structure

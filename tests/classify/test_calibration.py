@@ -126,10 +126,8 @@ def test_calibrate_refuses_bad_input():
         favour.calibrate(classes, (rows(4), torch.tensor([0, 1, 2, 3])))
     with pytest.raises(ShapeMismatch, match="give floating-point targets"):
         favour.calibrate(numbers, (rows(4), torch.tensor([0, 1, 2, 3])))
-    with pytest.raises(ShapeMismatch, match=r"\(4,\).*y\[:, None\]"):
-        favour.calibrate(numbers, (rows(4), torch.zeros(4)))
-    with pytest.raises(ShapeMismatch, match="squeeze"):
-        favour.calibrate(Table(Belief.point(torch.zeros(4))), (rows(4), torch.zeros(4, 1)))
+    with pytest.raises(ShapeMismatch, match=r"\(3,\)"):
+        favour.calibrate(numbers, (rows(4), torch.zeros(3)))
     with pytest.raises(ShapeMismatch, match=r"\(4, 2\)"):
         favour.calibrate(numbers, (rows(4), torch.zeros(4, 2)))
     with pytest.raises(InvalidValue, match="no data"):
@@ -205,8 +203,8 @@ def test_conformal_refuses_bad_input():
         favour.ConformalInterval(belief, torch.zeros(5, 1), 0.9)
     with pytest.raises(InvalidValue, match="with_noise"):
         favour.ConformalInterval(Belief.point(torch.zeros(5, 1)), torch.zeros(5, 1), 0.5)
-    with pytest.raises(ShapeMismatch, match=r"\(5,\)"):
-        favour.ConformalInterval(belief, torch.zeros(5), 0.5)
+    with pytest.raises(ShapeMismatch, match=r"\(6,\)"):
+        favour.ConformalInterval(belief, torch.zeros(6), 0.5)
     with pytest.raises(InvalidValue, match="level"):
         favour.ConformalInterval(belief, torch.zeros(5, 1), 1.0)
     with pytest.raises(InvalidValue, match="classes 0 to 1"):
@@ -312,7 +310,7 @@ def test_calibrated_probabilities_are_those_of_the_scaled_law(end):
 def test_a_bare_predictor_has_no_interval():
     x = torch.randn(5, 2)
     predict = favour.compile(nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.2), nn.Linear(8, 1)), x)
-    with pytest.raises(favour.NotCalibrated, match=r"favour\.calibrate"):
+    with pytest.raises(favour.errors.NotCalibrated, match=r"favour\.calibrate"):
         predict.interval(x, 0.9)
     noisy = predict.with_noise(2.0)
     low, high = noisy.interval(x, 0.9)
@@ -332,7 +330,7 @@ def test_a_bare_predictor_has_no_interval():
 def test_a_calibrated_classifier_has_no_interval():
     x = torch.randn(30, 2)
     fitted = favour.calibrate(favour.compile(classifier(), x[:2]), (x, torch.randint(3, (30,))))
-    with pytest.raises(favour.NotCalibrated, match="ConformalSet"):
+    with pytest.raises(favour.errors.NotCalibrated, match="ConformalSet"):
         fitted.interval(x, 0.9)
 
 
@@ -397,7 +395,7 @@ def test_a_conformal_interval_takes_inputs_or_beliefs_and_any_level():
     wide = favour.ConformalInterval(table(rows(300)), y, 0.99)(table(rows(5)))
     torch.testing.assert_close(fitted.interval(rows(5), 0.99), wide)
     torch.testing.assert_close(by_belief.interval(table(rows(5)), level=0.99), wide)
-    with pytest.raises(favour.NotCalibrated, match=r"ConformalInterval\.fit"):
+    with pytest.raises(favour.errors.NotCalibrated, match=r"ConformalInterval\.fit"):
         by_belief.interval(rows(5))
     with pytest.raises(InvalidValue, match="held-out inputs"):
         fitted.interval(rows(5), 0.999)

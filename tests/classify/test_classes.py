@@ -1,5 +1,7 @@
 """A softmax or sigmoid inside the model is taken once: against the same network without it, and against samples."""
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -30,8 +32,15 @@ class Network(nn.Module):
         return self.end(self.last(self.drop(self.first(x).relu())))
 
 
-def compiled(end=lambda z: z, outputs=3, **options):
-    return favour.compile(Network(end, outputs), X[:2], **options)
+@functools.cache  # no test changes a predictor
+def compiled(end=lambda z: z, outputs=3):
+    return favour.compile(Network(end, outputs), X[:2])
+
+
+@functools.cache
+def sampled(end):
+    z = compiled(end).sample(X, n=20_000, generator=torch.Generator().manual_seed(0))
+    return z.softmax(-1).mean(0)
 
 
 def by_hand(z):
@@ -50,19 +59,23 @@ SOFTMAXES = {
     "reshaped": lambda z: z.view(-1, 3, 1).softmax(1).squeeze(2),
     "transposed": lambda z: z.unsqueeze(1).transpose(1, 2).softmax(1).flatten(1),
     "temperature": lambda z: (z / 1.5).softmax(-1),
+    "less logsumexp": lambda z: (z - z.logsumexp(-1, keepdim=True)).exp(),
+    "log by hand": lambda z: z - torch.logsumexp(z, 1, True),
 }
+BEFORE = {"temperature": lambda z: z / 1.5}
+PLAIN = compiled.__wrapped__.__defaults__[0]
 
 
 @pytest.mark.parametrize("name", SOFTMAXES)
 @pytest.mark.parametrize("estimator", ["auto", "nodes", "head"])
 def test_a_softmax_in_the_graph_is_taken_once(name, estimator):
-    before = {"temperature": lambda z: z / 1.5}.get(name, lambda z: z)
+    before = BEFORE.get(name, PLAIN)
     want = compiled(before).probabilities(X, estimator=estimator)
     predict = compiled(SOFTMAXES[name])
     for kind in (None, "softmax", "probabilities"):
         p = predict.probabilities(X, kind=kind, estimator=estimator)
         torch.testing.assert_close(p, want.to(p.dtype), atol=2e-5, rtol=2e-4)
-    truth = compiled(before).sample(X, n=20_000, generator=torch.Generator().manual_seed(0)).softmax(-1).mean(0)
+    truth = sampled(before)
     if name != "temperature" or estimator == "nodes":  # a head of eight draws
         assert (predict.probabilities(X, estimator=estimator) - truth).abs().max() < 0.03
 
@@ -223,6 +236,34 @@ def test_a_bare_belief_that_sums_to_one_is_not_taken_for_logits():
         favour.probabilities(compiled(torch.sigmoid)(X), kind="multilabel")
     with pytest.raises(InvalidValue, match="no probabilities"):
         favour.probabilities(compiled()(X), kind="probabilities")
+
+
+UNDECLARED = {  # nothing in the graph says that these sum to one, nor do the propagated means of all of them
+    "difference of exponentials": lambda z: (z / 4 - (z / 4).exp().sum(-1, keepdim=True).log()).exp(),
+    "through a product": lambda z: (z / 4).exp() * torch.exp(-(z / 4).logsumexp(-1, keepdim=True)),
+    "cut and divided": lambda z: F.relu(z + 4) / (F.relu(z + 4).sum(-1, keepdim=True) + 1e-6),
+}
+
+
+@pytest.mark.parametrize("name", UNDECLARED)
+def test_values_of_the_network_tell_where_the_graph_does_not(name):
+    predict = favour.compile(Other(UNDECLARED[name], 3), X[:2])
+    p = predict.probabilities(X)
+    torch.testing.assert_close(p.sum(-1), torch.ones(12))
+    truth = predict.sample(X, n=4000, generator=torch.Generator().manual_seed(0)).mean(0)
+    twice = favour.probabilities(predict(X), kind="softmax")
+    assert (p - truth).abs().max() < 0.5 * (twice - truth).abs().max()
+    with pytest.raises(UnsupportedOperation, match="no softmax or sigmoid"):
+        predict.logits(X)
+    with pytest.raises(UnsupportedOperation, match="no softmax or sigmoid"):
+        predict.jsd(X)
+
+
+def test_scores_suspect_means_that_nearly_sum_to_one_or_lie_between_zero_and_one():
+    with pytest.raises(InvalidValue, match="taken a softmax already"):
+        favour.scores.jsd(favour.compile(Other(SOFTMAXES["clamped"], 3), X[:2])(X))
+    with pytest.warns(AmbiguousOutputs, match="sigmoid already"):
+        favour.scores.jsd(compiled(torch.sigmoid)(X))
 
 
 def test_bare_logits_are_not_suspected():

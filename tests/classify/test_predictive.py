@@ -275,8 +275,8 @@ def test_fit_noise_is_zero_where_the_belief_is_too_wide():
 
 
 def test_fit_noise_refuses_bad_input():
-    with pytest.raises(ShapeMismatch, match=r"\(3,\)"):
-        predictive.fit_noise(Belief.point(torch.zeros(3, 1)), torch.zeros(3))
+    with pytest.raises(ShapeMismatch, match=r"\(4,\)"):
+        predictive.fit_noise(Belief.point(torch.zeros(3, 1)), torch.zeros(4))
     with pytest.raises(ShapeMismatch, match="no observations"):
         predictive.fit_noise(Belief.point(torch.zeros(0, 1)), torch.zeros(0, 1))
     with pytest.raises(InvalidValue, match="nan"):

@@ -233,8 +233,8 @@ def test_regression_metrics_refuse_bad_input():
     for metric in (metrics.gaussian_nll, metrics.crps, metrics.regression_calibration_error):
         with pytest.raises(InvalidValue, match="with_noise"):
             metric(one, 0 * one, one)
-        with pytest.raises(ShapeMismatch, match=r"\(3, 1\)"):
-            metric(one, one, one[:, None])
+        with pytest.raises(ShapeMismatch, match=r"\(3, 2\)"):
+            metric(one, one, one[:, None].expand(3, 2))
         with pytest.raises(InvalidValue, match="nan"):
             metric(one, one, one * math.nan)
     with pytest.raises(ShapeMismatch, match="at least one"):

@@ -39,7 +39,7 @@ def trained(p: float = 0.0) -> tuple[nn.Module, Tensor, Tensor]:
 def fit(model: nn.Module, loader, **how):
     given = {"likelihood": "gaussian", "epochs": 2, "batch_size": 64, "check": False, "progress": False}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", favour.OutOfRange)  # few steps to choose a weight by
+        warnings.simplefilter("ignore", favour.errors.OutOfRange)  # few steps to choose a weight by
         return favour.fit(model, loader, **(given | how))
 
 
@@ -230,7 +230,7 @@ def test_an_interrupted_fit_goes_on(tmp_path, learn: tuple[str, ...]) -> None:
     assert [r.nll for r in resumed.history] == [r.nll for r in whole.history]
     torch.testing.assert_close(resumed.noise_variance, whole.noise_variance)
     assert same(state(resumed.model), state(whole.model))
-    with pytest.raises(favour.InvalidValue, match="of another fit"):
+    with pytest.raises(favour.errors.InvalidValue, match="of another fit"):
         fit(model, data, **how, checkpoint=file, seed=9)
 
 
@@ -315,46 +315,46 @@ LABELS = torch.zeros(40).long()
 @pytest.mark.parametrize(
     ("how", "error", "words"),
     [
-        ({"loader": []}, favour.InvalidValue, "empty"),
-        ({"loader": iter([])}, favour.InvalidValue, "validation="),
-        ({"loader": iter([]), "validation": 0}, favour.InvalidValue, "empty"),
-        ({"loader": DataLoader(Endless())}, favour.InvalidValue, "validation="),
-        ({"loader": 3}, favour.InvalidType, "int"),
-        ({"loader": [X]}, favour.InvalidType, "pairs"),
-        ({"loader": (X, Y[:3])}, favour.ShapeMismatch, "40 inputs and 3 targets"),
-        ({"loader": [(X, Y[:3])]}, favour.ShapeMismatch, "40 inputs and 3 targets"),
-        ({"loader": (NAN, Y)}, favour.InvalidValue, "inputs.*NaN"),
-        ({"loader": [(X, Y), (X, NAN)]}, favour.InvalidValue, "targets of batch 1.*NaN"),
-        ({"loader": (X[:2], Y[:2])}, favour.InvalidValue, "too few"),
-        ({"loader": (X, Y[:, 0])}, favour.ShapeMismatch, r"\(\d+, 1\)"),
-        ({"loader": (X, LABELS), "likelihood": "categorical"}, favour.ShapeMismatch, "at least two"),
-        ({"model": net(out=3), "loader": (X, LABELS + 3), "likelihood": "categorical"}, favour.InvalidValue, "label 3"),
-        ({"model": net(out=3), "likelihood": "heteroscedastic"}, favour.ShapeMismatch, "2d"),
-        ({"likelihood": "normal"}, favour.InvalidValue, "choose one of"),
-        ({"learn": ("variance",)}, favour.InvalidValue, "'variance'"),
-        ({"learn": "variances"}, favour.InvalidType, "tuple"),
-        ({"learn": ()}, favour.InvalidValue, "empty"),
-        ({"learn": ("rates",), "kl_weight": 1.0}, favour.InvalidValue, "no rate"),
-        ({"learn": ("noise",), "likelihood": "poisson"}, favour.InvalidValue, "no noise"),
-        ({"posterior": "full"}, favour.InvalidValue, "choose one of mean_field"),
-        ({"posterior": {"0.wieght": torch.ones(8, 1)}}, favour.UnknownName, "0.weight"),
-        ({"posterior": {"0.weight": torch.ones(2, 2)}}, favour.ShapeMismatch, r"\(2, 2\)"),
-        ({"posterior": {"0.weight": torch.zeros(8, 1)}}, favour.InvalidValue, "above 0"),
-        ({"layers": ["head"]}, favour.UnknownName, "`head`"),
-        ({"prior": {"head": 1.0}, "learn": ("means", "variances")}, favour.UnknownName, "`head`"),
-        ({"prior": 1.0}, favour.InvalidValue, "leave one out"),
-        ({"prior": "each"}, favour.InvalidValue, "layer"),
-        ({"noise": -1.0}, favour.InvalidValue, "above 0"),
-        ({"noise": 1.0, "likelihood": "poisson"}, favour.InvalidValue, "has none"),
-        ({"epochs": 0}, favour.InvalidValue, "epochs"),
-        ({"kl_weight": -1.0}, favour.InvalidValue, "kl_weight"),
-        ({"lr": {"weights": 1.0}}, favour.InvalidValue, "'weights'"),
-        ({"lr": 0.0}, favour.InvalidValue, "positive"),
-        ({"validation": 1.5}, favour.InvalidValue, "share"),
-        ({"validation": []}, favour.InvalidValue, "empty"),
-        ({"learn": ("variances",), "validation": 0}, favour.InvalidValue, "held-out"),
-        ({"model": Two()}, favour.InvalidType, "one tensor"),
-        ({"model": nn.ReLU()}, favour.InvalidValue, "no linear"),
+        ({"loader": []}, favour.errors.InvalidValue, "empty"),
+        ({"loader": iter([])}, favour.errors.InvalidValue, "validation="),
+        ({"loader": iter([]), "validation": 0}, favour.errors.InvalidValue, "empty"),
+        ({"loader": DataLoader(Endless())}, favour.errors.InvalidValue, "validation="),
+        ({"loader": 3}, favour.errors.InvalidType, "int"),
+        ({"loader": [X]}, favour.errors.InvalidType, "pairs"),
+        ({"loader": (X, Y[:3])}, favour.errors.ShapeMismatch, "40 inputs and 3 targets"),
+        ({"loader": [(X, Y[:3])]}, favour.errors.ShapeMismatch, "40 inputs and 3 targets"),
+        ({"loader": (NAN, Y)}, favour.errors.InvalidValue, "inputs.*NaN"),
+        ({"loader": [(X, Y), (X, NAN)]}, favour.errors.InvalidValue, "targets of batch 1.*NaN"),
+        ({"loader": (X[:2], Y[:2])}, favour.errors.InvalidValue, "too few"),
+        ({"loader": (X, Y[:, 0])}, favour.errors.ShapeMismatch, r"\(\d+, 1\)"),
+        ({"loader": (X, LABELS), "likelihood": "categorical"}, favour.errors.ShapeMismatch, "at least two"),
+        ({"model": net(out=3), "loader": (X, LABELS + 3), "likelihood": "categorical"}, favour.errors.InvalidValue, "label 3"),
+        ({"model": net(out=3), "likelihood": "heteroscedastic"}, favour.errors.ShapeMismatch, "2d"),
+        ({"likelihood": "normal"}, favour.errors.InvalidValue, "choose one of"),
+        ({"learn": ("variance",)}, favour.errors.InvalidValue, "'variance'"),
+        ({"learn": "variances"}, favour.errors.InvalidType, "tuple"),
+        ({"learn": ()}, favour.errors.InvalidValue, "empty"),
+        ({"learn": ("rates",), "kl_weight": 1.0}, favour.errors.InvalidValue, "no rate"),
+        ({"learn": ("noise",), "likelihood": "poisson"}, favour.errors.InvalidValue, "no noise"),
+        ({"posterior": "full"}, favour.errors.InvalidValue, "choose one of mean_field"),
+        ({"posterior": {"0.wieght": torch.ones(8, 1)}}, favour.errors.UnknownName, "0.weight"),
+        ({"posterior": {"0.weight": torch.ones(2, 2)}}, favour.errors.ShapeMismatch, r"\(2, 2\)"),
+        ({"posterior": {"0.weight": torch.zeros(8, 1)}}, favour.errors.InvalidValue, "above 0"),
+        ({"layers": ["head"]}, favour.errors.UnknownName, "`head`"),
+        ({"prior": {"head": 1.0}, "learn": ("means", "variances")}, favour.errors.UnknownName, "`head`"),
+        ({"prior": 1.0}, favour.errors.InvalidValue, "leave one out"),
+        ({"prior": "each"}, favour.errors.InvalidValue, "layer"),
+        ({"noise": -1.0}, favour.errors.InvalidValue, "above 0"),
+        ({"noise": 1.0, "likelihood": "poisson"}, favour.errors.InvalidValue, "has none"),
+        ({"epochs": 0}, favour.errors.InvalidValue, "epochs"),
+        ({"kl_weight": -1.0}, favour.errors.InvalidValue, "kl_weight"),
+        ({"lr": {"weights": 1.0}}, favour.errors.InvalidValue, "'weights'"),
+        ({"lr": 0.0}, favour.errors.InvalidValue, "positive"),
+        ({"validation": 1.5}, favour.errors.InvalidValue, "share"),
+        ({"validation": []}, favour.errors.InvalidValue, "empty"),
+        ({"learn": ("variances",), "validation": 0}, favour.errors.InvalidValue, "held-out"),
+        ({"model": Two()}, favour.errors.InvalidType, "one tensor"),
+        ({"model": nn.ReLU()}, favour.errors.InvalidValue, "no linear"),
     ],
 )
 def test_bad_input(how: dict, error: type[Exception], words: str) -> None:
@@ -374,9 +374,9 @@ def test_a_diverging_fit_gives_its_last_good_state() -> None:
             with torch.no_grad():
                 learner.log_noise.fill_(-80.0)
 
-    with pytest.raises(favour.DivergedFit, match=r"epoch 3.*Lower `lr`") as caught:
+    with pytest.raises(favour.errors.DivergedFit, match=r"epoch 3.*Lower `lr`") as caught:
         fit(net(), (x, y), epochs=5, callbacks=[spoil])
     fitted = caught.value.fitted
     assert len(fitted.history) == 2 and bool(fitted.predict(x).mean.isfinite().all())
-    with pytest.raises(favour.DivergedFit):
+    with pytest.raises(favour.errors.DivergedFit):
         fit(net(), (1e18 * x, y), epochs=5, lr=1e6, validation=0)

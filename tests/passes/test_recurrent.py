@@ -301,7 +301,7 @@ def test_layer_that_would_run_over_the_batch_is_refused(shape):
         favour.compile(First(), torch.randn(shape))
 
 
-def test_state_with_the_batch_second_is_no_output():
+def test_state_with_the_batch_second_has_it_in_front():
     class Both(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -310,8 +310,11 @@ def test_state_with_the_batch_second_is_no_output():
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             return self.layer(self.drop(x))
 
-    with pytest.raises(UnsupportedOperation, match=r"first dimension is not the batch"):
-        favour.compile(Both(), torch.randn(2, T, N))
+    model, x = Both().eval(), torch.randn(2, T, N)
+    output, state = favour.compile(model, x)(x)
+    assert state.mean.shape == (2, 1, H)
+    torch.testing.assert_close(state.mean[:, 0], output.mean[:, -1])
+    torch.testing.assert_close(state.variance[:, 0], output.variance[:, -1])
 
 
 # ------------------------------------------------------------- against sampling

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from favour.surrogate import DiagonalNoise, ImageNoise, LatentNoise, Noise, RotatedNoise, Surrogate
 from favour.surrogate.matrices import Contraction
+from favour.surrogate.noise import product_in_parts
 from favour.surrogate.value import Value
 
 NOISY = ("dropout", "scalar", "delta", "curved")
@@ -231,3 +232,9 @@ def test_every_kind_of_noise_of_the_cases_is_met():
     kinds = {type(noise).__name__ for case in of_kind(*NOISY) for noise, _ in noises(case)}
     assert kinds >= {"DiagonalNoise", "Residual", "ImageNoise", "LatentNoise"}, kinds
     assert issubclass(ImageNoise, LatentNoise) and Uncertain
+
+
+@pytest.mark.parametrize("parts", [1, 4, 64])
+def test_products_with_long_sums_may_be_taken_in_parts(parts):
+    a, b = randn(3, 5, 128), randn(3, 128, 2)
+    close(product_in_parts(a, b, parts), a @ b)

@@ -21,25 +21,27 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributions as td
 from torch import Tensor
 from torch.utils._pytree import GetAttrKey, register_pytree_node, tree_map
 
+from favour.belief import arrays
+from favour.belief.checking import check_arguments, check_fit, check_noise, chosen
 from favour.belief.confidence import ConfidenceRegion, check_level, chi_square_quantile
 from favour.belief.covariance import (
     Covariance,
     Dense,
     DiagonalPlusFactor,
     Directional,
-    check_batched,
     check_finite,
     flatten_event,
     square_root,
 )
-from favour.errors import InvalidType, ShapeMismatch, UnsupportedOperation
+from favour.belief.distributions import distribution
+from favour.errors import ShapeMismatch, UnsupportedOperation
 
 __all__ = ["Belief", "ConfidenceRegion", "chi_square_quantile"]
 
@@ -85,7 +87,7 @@ class Belief:
     ):
         validate = validate and not torch.compiler.is_compiling()
         if validate:
-            _check_arguments(mean, diag, factor, covariance)
+            check_arguments(mean, diag, factor, covariance)
         if covariance is None:
             diag = torch.zeros_like(mean) if diag is None else diag
             factor = mean.new_zeros((0, *mean.shape)) if factor is None else factor
@@ -94,7 +96,7 @@ class Belief:
             covariance = Dense(covariance, mean.shape[1:])
         self.mean, self.covariance = mean, covariance
         if validate:
-            _check_fit(mean, covariance)
+            check_fit(mean, covariance)
             check_finite("mean", mean)
             covariance.check_values()
 
@@ -225,6 +227,8 @@ class Belief:
 
     def _fold(self, y: Tensor, name: str) -> tuple[torch.Size, Tensor]:
         shape = self.mean.shape
+        if self.event_shape == (1,) and y.shape == shape[:1]:  # one number for each input, without its own axis
+            y = y.unsqueeze(1)
         cut = y.dim() - len(shape)
         if not torch.compiler.is_compiling() and (cut < 0 or y.shape[cut:] != shape):
             raise ShapeMismatch(
@@ -235,9 +239,7 @@ class Belief:
 
     def _deviation(self, y: Tensor) -> tuple[torch.Size, Tensor]:
         lead, folded = self._fold(y, "y")
-        wide = torch.promote_types(
-            self.dtype, torch.float32
-        )  # y − μ of two nearby bfloat16 numbers is exact in float32
+        wide = torch.promote_types(self.dtype, torch.float32)  # y − μ of nearby bfloat16 numbers is exact in it
         return lead, folded.to(wide) - self.mean.to(wide)
 
     def confidence_interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
@@ -256,6 +258,17 @@ class Belief:
         half = z * self.stddev
         return self.mean - half, self.mean + half
 
+    def quantile(self, q: float | Tensor) -> Tensor:
+        """Marginal quantiles μ + σ Φ⁻¹(q), (*q.shape, B, *event), of what the belief is over.
+
+        Args:
+            q: Probabilities above 0 and below 1, a number or a tensor.
+
+        >>> Belief(torch.zeros(1, 1), diag=torch.ones(1, 1)).quantile(0.975)
+        tensor([[1.9600]])
+        """
+        return arrays.quantile(self, q)
+
     def confidence_region(self, level: float = 0.95) -> ConfidenceRegion:
         """The ellipsoid of Mahalanobis distances up to √(χ²_n quantile): it holds `level` of the mass."""
         return ConfidenceRegion(self, level)
@@ -267,35 +280,50 @@ class Belief:
         LowRankMultivariateNormal, everything else a MultivariateNormal. Half precision is widened to float32.
         Raises `NoDensity` for a singular Σ. (torch.distributions itself refuses an empty batch.)
         """
-        wide = torch.promote_types(self.dtype, torch.float32)
-        mean, cov = flatten_event(self.mean, 1).to(wide), self.covariance.to(wide)
-        if isinstance(cov, DiagonalPlusFactor) and (cov.rank == 0 or bool((cov.diag > 0).all())):
-            lam = flatten_event(cov.diag, 1)
-            if cov.rank:
-                return td.LowRankMultivariateNormal(mean, flatten_event(cov.factor, 2).permute(1, 2, 0), lam)
-            cov.precision()  # refuses zeros
-            return td.Independent(td.Normal(mean, lam.sqrt()), 1)
-        if not isinstance(cov, Dense):
-            cov.precision()  # refuses rank deficiency before anything n × n exists
-            cov = Dense(cov.dense())
-        return td.MultivariateNormal(mean, scale_tril=cov.cholesky())
+        return distribution(self.mean, self.covariance)
+
+    # ---- for people and for numpy
+
+    def numpy(self) -> arrays.Arrays:
+        """Mean and standard deviation as numpy arrays, (B, *event) each, without gradients.
+
+        >>> mean, stddev = Belief(torch.zeros(2, 1, requires_grad=True), diag=torch.ones(2, 1)).numpy()
+        >>> stddev.shape
+        (2, 1)
+        """
+        return arrays.Arrays(arrays.array(self.mean), arrays.array(self.stddev))
+
+    def plot(self, x: Any = None, *, row: int = 0, names: Sequence[str] | None = None, ax: Any = None) -> Any:
+        """A picture: one number per input as a band over x, several as bars of one `row`; see `favour.plots.belief`."""
+        return arrays.plot(self, x, row, ax, names)
+
+    def _repr_html_(self) -> str:
+        return arrays.html(self)
+
+    def __len__(self) -> int:
+        """The batch size."""
+        return self.batch_size
+
+    def __bool__(self) -> bool:
+        return True  # a belief about no inputs is still a belief
+
+    def __iter__(self) -> NoReturn:
+        raise arrays.refused("unpacked or looped over")
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise arrays.refused("turned into one array")
 
     # ---- new beliefs from this one
 
     def with_noise(self, variance: float | Tensor) -> Belief:
-        """Adds independent noise: Σ + diag(variance), variance a number ≥ 0 or broadcastable to (B, *event).
+        """Adds independent noise: Σ + diag(variance), a number ≥ 0 or broadcastable to (B, *event).
 
         >>> Belief.point(torch.zeros(1, 2)).with_noise(0.5).variance
         tensor([[0.5000, 0.5000]])
         """
         added = torch.as_tensor(variance, dtype=self.dtype, device=self.device)
         if not torch.compiler.is_compiling():
-            check_finite("variance", added, nonnegative=True)
-            tail = self.mean.shape[max(0, self.mean.dim() - added.dim()) :]
-            if len(tail) != added.dim() or any(a not in (1, m) for a, m in zip(added.shape, tail, strict=False)):
-                raise ShapeMismatch(
-                    f"`variance` has shape {tuple(added.shape)}, which does not broadcast to {tuple(self.mean.shape)}."
-                )
+            check_noise(added, self.mean)
         return Belief(self.mean, covariance=self.covariance.add_diagonal(added), validate=False)
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Belief:
@@ -325,16 +353,8 @@ class Belief:
         return Belief(self.mean * rows, covariance=covariance, validate=False)
 
     def __getitem__(self, rows: int | slice | Tensor | Sequence[int]) -> Belief:
-        """Selects batch rows by int (keeps a batch of one), slice, index tensor, mask or list."""
-        if isinstance(rows, int):
-            if not -self.batch_size <= rows < self.batch_size:
-                raise IndexError(f"row {rows} of a belief with a batch of {self.batch_size}")
-            rows = rows % self.batch_size
-            rows = slice(rows, rows + 1)
-        elif not isinstance(rows, slice | Tensor):
-            rows = torch.as_tensor(rows, device=self.device)
-        if isinstance(rows, Tensor) and rows.dim() == 0:
-            rows = rows.reshape(1)
+        """Selects batch rows by int (keeps a batch of one), slice, index tensor or array, mask or list."""
+        rows = chosen(rows, self.batch_size, self.device)
         return Belief(self.mean[rows], covariance=self.covariance[rows], validate=False)
 
     def to(self, *args: Any, **kwargs: Any) -> Belief:
@@ -359,33 +379,6 @@ class Belief:
         place = "" if self.device.type == "cpu" else f", {self.device}"
         dtype = str(self.dtype).removeprefix("torch.")
         return f"Belief(batch={self.batch_size}, event={tuple(self.event_shape)}, {kind}{inner}, {dtype}{place})"
-
-
-def _check_arguments(mean: Any, diag: Any, factor: Any, covariance: Any) -> None:
-    check_batched("mean", mean)
-    if covariance is not None and (diag is not None or factor is not None):
-        raise InvalidType("give either `diag`/`factor` or `covariance`, not both.")
-    if covariance is not None and not isinstance(covariance, Tensor | Covariance):
-        raise InvalidType(f"`covariance` must be a (B, n, n) tensor or a Covariance, got {type(covariance).__name__}.")
-    if diag is not None:
-        check_batched("diag", diag)
-        if diag.shape != mean.shape:
-            raise ShapeMismatch(
-                f"`diag` has shape {tuple(diag.shape)} but `mean` {tuple(mean.shape)}; they must agree."
-            )
-
-
-def _check_fit(mean: Tensor, covariance: Covariance) -> None:
-    if (covariance.batch_size, *covariance.event_shape) != tuple(mean.shape):
-        raise ShapeMismatch(
-            f"`covariance` has batch {covariance.batch_size} and event {tuple(covariance.event_shape)}, "
-            f"but `mean` has shape {tuple(mean.shape)}."
-        )
-    if (covariance.dtype, covariance.device) != (mean.dtype, mean.device):
-        raise InvalidType(
-            f"the covariance is {covariance.dtype} on {covariance.device} but `mean` is {mean.dtype} on "
-            f"{mean.device}; they must agree."
-        )
 
 
 def _unflatten(leaves: Any, _: Any) -> Belief:

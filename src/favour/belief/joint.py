@@ -205,7 +205,8 @@ def concatenated(graph: Graph) -> Graph:
     whole = call(aten.cat.default, rows, 1, shape=(batch, _sum([row.shape[1] for row in rows if row.shape])))
     outputs = [whole, *[o for o in graph.outputs if not takes_part(o, batch)]]
     spec = pytree.tree_structure([0] * len(outputs))
-    return Graph(nodes, graph.inputs, outputs, graph.in_spec, spec, graph.fixed, graph.constants, graph.aliases)
+    fields = (graph.in_spec, spec, graph.fixed, graph.constants, graph.aliases, graph.batched)
+    return Graph(nodes, graph.inputs, outputs, *fields)
 
 
 def _product(sizes: Sequence[int | str]) -> int | str:

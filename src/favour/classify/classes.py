@@ -7,7 +7,8 @@ Networks end in logits or in the probabilities made of them. What of the two a p
     link(logits), or its log    the same of z: a second predictor of the graph without the link answers
     probabilities in [0, 1]     p = their mean, as they are
 
-A graph that ends in something else, a quotient say, may still return probabilities: its values tell, in eager code.
+A graph that ends in something else, a quotient say, may still return probabilities: what the network computes without
+its noise tells, at the first inputs of an eager call. (Means of a belief need not sum to one where the numbers do.)
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from favour.classify import head, predictive
 from favour.classify.simplex import GIVEN, LOOSE, as_given, sums_to_one
 from favour.errors import InvalidValue, UnsupportedOperation
 from favour.passes.normalise.ending import SOFTMAX, Ending, ending, without_links
+from favour.predictor.plain import plain_outputs
 
 if TYPE_CHECKING:
     from favour.predictor.predictor import Predictor
@@ -34,13 +36,26 @@ _NO_LOGITS = (
 )
 
 
-def ending_of(predict: Predictor) -> Ending:
-    """What the predictor's one output is; unknown for several."""
+def ending_of(predict: Predictor, args: tuple = (), kwargs: Mapping[str, Any] | None = None) -> Ending:
+    """What the predictor's one output is; unknown for several. Inputs let values tell where the graph does not."""
     known = predict._ending
     if known is None or known[0] is not predict.graph:
         known = predict.graph, ending(predict.graph) if len(predict.graph.outputs) == 1 else Ending()
         predict._ending = known
-    return known[1]
+    end = known[1]
+    given = bool(args) or bool(kwargs)
+    if given and not (end.link or end.within or end.linear) and not torch.compiler.is_compiling():
+        (values,) = plain if len(plain := _plain(predict, args, kwargs or {})) == 1 else (None,)
+        if isinstance(values, Tensor) and values.numel():
+            sums = values.dim() == 2 and sums_to_one(values)
+            end = replace(end, within=sums, sums=sums, linear=not sums)  # asked once
+            predict._ending = predict.graph, end
+    return end
+
+
+def _plain(predict: Predictor, args: tuple, kwargs: Mapping[str, Any]) -> list[Any]:
+    with torch.no_grad():
+        return plain_outputs(predict, predict._leaves(args, kwargs))
 
 
 def classifier(predict: Predictor) -> Predictor:
@@ -49,35 +64,28 @@ def classifier(predict: Predictor) -> Predictor:
     if not predict._as_classes:
         graph, by = without_links(predict.graph), predict
         if graph is not None:
-            settings = predict.settings
-            if isinstance(settings.directions, Tensor):  # of the outputs, not of the logits
-                settings = replace(settings, directions=None)
-            by = predict._twin(graph, settings)
+            by = predict._twin(graph, predict.asked.over("logits"))
             by.prepare()
-        choice = by.choice
-        if choice is None:
-            return by
-        if by.settings.method == "auto" and choice.method == "dplr":
-            by = predict._twin(by.graph, replace(by.settings, task="classification"))
-            by.prepare()
+        if by.method.partial:
+            asked = by.asked.over("classes")
+            if asked is not by.asked:
+                by = predict._twin(by.graph, asked)
+                by.prepare()
         predict._as_classes.append(by)
     return predict._as_classes[0]
 
 
 def logits(predict: Predictor, args: tuple, kwargs: Mapping[str, Any]) -> Any:
     """`Predictor.logits`."""
-    end = ending_of(predict)
+    end = ending_of(predict, args, kwargs)
     if end.within and end.logits is None:
         raise UnsupportedOperation(_NO_LOGITS)
-    belief = classifier(predict)(*args, **kwargs)
-    if isinstance(belief, Belief) and not end.linear and end.link is None and _sums(belief):
-        raise UnsupportedOperation(_NO_LOGITS)
-    return belief
+    return classifier(predict)(*args, **kwargs)
 
 
 def draws(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | None) -> Tensor:
     """`Predictor.draws`."""
-    end = ending_of(predict)
+    end = ending_of(predict, args, kwargs)
     if end.within and end.logits is None:
         raise UnsupportedOperation(_NO_LOGITS)
     return head.draws(classifier(predict), args, kwargs, n)
@@ -144,7 +152,7 @@ def resolved(
     predict: Predictor, args: tuple, kwargs: Mapping[str, Any], kind: str | None
 ) -> tuple[Predictor, str | None, Belief | None]:
     """Whom to ask for logits, of which kind they are, and the belief where the outputs are used as they are."""
-    end = ending_of(predict)
+    end = ending_of(predict, args, kwargs)
     if end.logits is not None:
         shape = predict.graph.outputs[0].shape
         return classifier(predict), natural_kind(end, tuple(shape[1:]), kind), None
@@ -152,12 +160,6 @@ def resolved(
         belief = predict(*args, **kwargs)
         predictive.check_belief(belief)
         return predict, kind, belief
-    if not end.linear and kind in (None, "softmax"):  # its values say what it is
-        if torch.compiler.is_compiling():
-            return classifier(predict), kind, None
-        belief = predict(*args, **kwargs)
-        if isinstance(belief, Belief) and _sums(belief):
-            return predict, kind, belief
     return classifier(predict), kind, None
 
 

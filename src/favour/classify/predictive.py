@@ -36,7 +36,7 @@ from favour.belief import Belief
 from favour.belief.confidence import check_level
 from favour.belief.covariance import check_finite, flatten_event, square_root
 from favour.belief.covariance.precision import widen
-from favour.classify.simplex import GIVEN, as_given, between_zero_and_one, sums_to_one
+from favour.classify.simplex import GIVEN, as_given, between_zero_and_one, look_normalised
 from favour.classify.targets import fitting
 from favour.errors import AmbiguousOutputs, InvalidType, InvalidValue, ShapeMismatch
 from favour.graph.tracing import constant
@@ -125,7 +125,7 @@ def check_belief(belief: Belief) -> None:
 
 def _looks_given(belief: Belief, kind: str | None) -> bool:
     """Whether to use means as probabilities; warns where they look so, whatever is done."""
-    if kind is None and len(belief.event_shape) == 1 and sums_to_one(belief.mean):
+    if kind is None and len(belief.event_shape) == 1 and look_normalised(belief.mean):
         warnings.warn(
             "the means of this belief are nonnegative and sum to one, so the model has taken a softmax already: they "
             "are used as they are. Say kind='probabilities' if that is right and kind='softmax' if they are logits; "

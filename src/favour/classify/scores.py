@@ -30,8 +30,8 @@ from favour.belief import Belief
 from favour.belief.covariance import check_finite, square_root
 from favour.classify.divergence import by_nodes, lemma, spread
 from favour.classify.predictive import NODES, node_outputs
-from favour.classify.simplex import sums_to_one
-from favour.errors import DeprecatedName, InvalidType, InvalidValue, OutOfRange, ShapeMismatch
+from favour.classify.simplex import between_zero_and_one, look_normalised, sums_to_one
+from favour.errors import AmbiguousOutputs, DeprecatedName, InvalidType, InvalidValue, OutOfRange, ShapeMismatch
 
 Source = Belief | Tensor
 _WIDEST = 1.0  # variance up to which the lemma is used without a warning: benchmarks/scores.py
@@ -236,11 +236,8 @@ def _checked(source: Source) -> Source:
                 f"{tuple(source.mean.shape)}. For a binary classifier with one logit z use the belief over (0, z): "
                 "`belief.linear(torch.tensor([[0.0], [1.0]]))`."
             )
-        if not torch.compiler.is_compiling() and sums_to_one(source.mean):
-            raise InvalidValue(
-                "the means of this belief are nonnegative and sum to one: the model has taken a softmax already, and "
-                "scores are made from logits. Use `predict.logits(x)` in place of `predict(x)`."
-            )
+        if not torch.compiler.is_compiling():
+            _check_logits(source.mean)
         return source.to(torch.promote_types(source.dtype, torch.float32))
     if not isinstance(source, Tensor) or not source.is_floating_point():
         kind = getattr(source, "dtype", type(source).__name__)
@@ -251,6 +248,21 @@ def _checked(source: Source) -> Source:
     if not torch.compiler.is_compiling() and sums_to_one(source[0]) and sums_to_one(source):
         return source.clamp(min=torch.finfo(source.dtype).tiny).log()  # softmax(log p) = p
     return source
+
+
+def _check_logits(mean: Tensor) -> None:
+    if look_normalised(mean):
+        raise InvalidValue(
+            "the means of this belief are nonnegative and sum to one: the model has taken a softmax already, and "
+            "scores are made from logits. Use `predict.logits(x)` in place of `predict(x)`."
+        )
+    if between_zero_and_one(mean):
+        warnings.warn(
+            "all means of this belief lie in [0, 1], which suggests that the model has taken a sigmoid already: scores "
+            "take a softmax of logits. Use `predict.logits(x)` in place of `predict(x)` if that is so.",
+            AmbiguousOutputs,
+            stacklevel=4,
+        )
 
 
 class Mahalanobis:

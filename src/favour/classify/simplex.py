@@ -33,6 +33,19 @@ def sums_to_one(mean: Tensor, tolerance: float = TIGHT) -> bool:
     return bool(far <= tolerance) and not bool(((mean == 0) | (mean == 1)).all())
 
 
+def look_normalised(mean: Tensor) -> bool:
+    """Whether the means of a belief are those of probabilities, as far as means alone can say.
+
+    Where a network divides by a sum or clamps, the means that are propagated through it miss one by a little; over
+    several inputs logits do not come as near either.
+
+    >>> p = torch.tensor([[0.25, 0.75], [0.5, 0.48], [0.1, 0.91], [0.6, 0.4]])
+    >>> look_normalised(p.repeat(2, 1)), look_normalised(p)
+    (True, False)
+    """
+    return sums_to_one(mean, LOOSE if mean.dim() == 2 and mean.numel() >= ENOUGH and mean.shape[0] >= 4 else TIGHT)
+
+
 def between_zero_and_one(mean: Tensor) -> bool:
     """Whether there are enough numbers, all in [0, 1], to take them for probabilities rather than logits."""
     return mean.numel() >= ENOUGH and bool((mean.amin() >= 0) & (mean.amax() <= 1))

@@ -15,22 +15,24 @@ from favour.errors import InvalidType, ShapeMismatch
 def fitting(y: Any, mean: Tensor, name: str = "targets") -> Tensor:
     """Targets in the shape of predictions (B, *event), finite.
 
-    (B,) and (B, 1) are not taken for each other: whoever broadcasts them gets (B, B), so it is better to know.
+    Where there is one number for each input, (B,) and (B, 1) mean the same: one is reshaped to the other, never
+    broadcast against it, which would make (B, B).
 
     Raises:
         ShapeMismatch, InvalidValue: They do not fit, or hold NaN or infinity.
 
-    >>> fitting([[1.0], [2.0]], torch.zeros(2, 1)).shape
+    >>> fitting([1.0, 2.0], torch.zeros(2, 1)).shape
     torch.Size([2, 1])
     """
     y = torch.as_tensor(y, device=mean.device)
     if y.is_complex():
         raise InvalidType(f"{name} have dtype {y.dtype}; real numbers are required.")
     y = y if y.is_floating_point() else y.to(mean.dtype)
+    shapes = (y.shape, mean.shape)
+    if {len(shape) for shape in shapes} == {1, 2} and y.shape[:1] == mean.shape[:1] and y.numel() == mean.numel():
+        y = y.reshape(mean.shape)
     if y.shape != mean.shape:
-        hint = " Give `y[:, None]`." if mean.shape == (*y.shape, 1) else ""
-        hint = " Give `y.squeeze(1)`." if y.shape == (*mean.shape, 1) else hint
-        raise ShapeMismatch(f"{name} of shape {tuple(y.shape)} for predictions of shape {tuple(mean.shape)}.{hint}")
+        raise ShapeMismatch(f"{name} of shape {tuple(y.shape)} for predictions of shape {tuple(mean.shape)}.")
     check_finite(name, y)
     return y
 

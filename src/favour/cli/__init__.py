@@ -27,13 +27,14 @@ try:
 except ImportError:  # `main` says so; the annotations below stay strings and are never evaluated
     COMPLETE = False
 else:
+    from favour.cli.check import check
     from favour.cli.demo import demo
     from favour.cli.export import export
     from favour.cli.rate import rate
     from favour.cli.serve import serve
 
     COMPLETE = True
-    COMMANDS = (demo, rate, export, serve)
+    COMMANDS = (demo, check, rate, export, serve)
 
 
 def _print_version(wanted: bool) -> None:

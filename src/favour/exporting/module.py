@@ -224,7 +224,7 @@ def private(predict: Predictor | Calibrated) -> Predictor | Calibrated:
     floats = next((t for t in store.values() if t.is_floating_point()), torch.zeros(()))
     posterior = predict.posterior().to(device=torch.device("cpu"), dtype=floats.dtype)
     graph = guarded(predict.graph, find_lookups(predict.graph))
-    copy = Predictor(graph, replace(predict.settings, memory=None), posterior, None)
+    copy = Predictor(graph, predict.asked, posterior, None, replace(predict.numerics, memory=None))
     for name, tensor in store.items():
         copy.store.put(name, tensor)
     copy._starts = {name: t.detach().cpu() for name, t in predict._starts.items()}
@@ -246,7 +246,9 @@ def choose(
     answer = predict(*args, **kwargs)
     index, belief = _output(answer, output)
     event = tuple(belief.event_shape)
-    end = ending(base.graph, index) if isinstance(predict, Predictor) else Ending()
+    end = Ending()
+    if isinstance(predict, Predictor):
+        end = classes.ending_of(base, args, kwargs) if len(base.graph.outputs) == 1 else ending(base.graph, index)
     given = False
     if kind in (None, *predictive.KINDS):
         kind, given = classes.reading(end, belief, kind)

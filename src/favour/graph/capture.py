@@ -4,7 +4,8 @@
 user's tensors, so that training flags can be set without touching the original. In the copy dropout is
 live and norms with running statistics are frozen, which keeps attention dropout and stochastic depth
 visible. The exported graph is not decomposed: one aten overload per operation is one key of the rule
-registry. The batch dimension stays symbolic.
+registry. The batch dimension stays symbolic. Where tensors have it elsewhere than in front, or code has
+to know it, the model is taken for one input and mapped over the batch (`favour.passes.normalise.lifting`).
 
 What comes out is a `Graph`: nodes in topological order, each with the module path and the source line it
 came from. It is plain data, so a predictor can be written to a file without pickling code.
@@ -14,8 +15,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import os
-import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,13 +25,19 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from favour.errors import CaptureError, FavourError, InvalidType, InvalidValue, UnsupportedOperation
+from favour.graph.apart import different, mixes_inputs, same_function
 from favour.graph.dynamic import Dynamic, free_sizes, input_names
+from favour.graph.example import split_example
+from favour.graph.exported import from_exported
 from favour.graph.node import Graph, Node, draws_numbers, nodes_in, replace_nodes
+from favour.graph.refusals import explain, named
 from favour.graph.silent import quiet, warn_of_functions
 from favour.graph.tracing import TRACING
 from favour.passes.normalise.decompose import decompose
 from favour.passes.normalise.inplace import functionalise
+from favour.passes.normalise.lifting import depends_on_draws, lift, meetings, out_of_place
 from favour.passes.normalise.multihead import put_batch_first
+from favour.passes.normalise.one_input import of_one_input
 from favour.passes.normalise.recurrent import check_recurrent, unroll
 
 __all__ = [
@@ -48,32 +53,20 @@ __all__ = [
 
 aten = torch.ops.aten
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_FAVOUR = os.path.dirname(os.path.dirname(__file__)) + os.sep
-
-
-def split_example(example: Any) -> tuple[tuple, dict[str, Any]]:
-    """The example as positional and keyword arguments."""
-    if isinstance(example, dict):
-        return (), dict(example)
-    if isinstance(example, tuple):
-        return example, {}
-    if isinstance(example, Tensor):
-        return (example,), {}
-    raise InvalidType(
-        f"`example` is a {type(example).__name__}; give a tensor, a tuple of positional arguments "
-        "or a dict of keyword arguments."
-    )
-
 
 def copied_structure(model: nn.Module) -> nn.Module:
     """Copy the module objects, share every tensor."""
     memo: dict[int, Any] = {}
-    for module in model.modules():
-        for value in module.__dict__.values():
-            for leaf in value.values() if isinstance(value, dict) else (value,):
-                if isinstance(leaf, Tensor):
-                    memo[id(leaf)] = leaf
+    seen: set[int] = set()
+    open_: list[Any] = [model]
+    while open_:
+        value = open_.pop()
+        if isinstance(value, Tensor):
+            memo[id(value)] = value
+        elif isinstance(value, (nn.Module, dict, list, tuple)) and id(value) not in seen:
+            seen.add(id(value))  # modules in lists and dicts too, which torch does not see
+            held = vars(value) if isinstance(value, nn.Module) else value
+            open_ += held.values() if isinstance(held, dict) else held
     return copy.deepcopy(model, memo)
 
 
@@ -87,13 +80,6 @@ def _set_capture_flags(model: nn.Module) -> None:
         if hasattr(module, "capturing"):
             module.capturing = True  # type: ignore[assignment]
     quiet(model)
-
-
-def _widen(leaf: Any, batch: int | None) -> Any:
-    """Repeat a batch of fewer than two rows: export would take a size of 0 or 1 for a constant."""
-    if isinstance(leaf, Tensor) and leaf.ndim and batch is not None and leaf.shape[0] == batch and batch < 2:
-        return leaf.new_zeros((2, *leaf.shape[1:])) if batch == 0 else leaf.repeat(2, *[1] * (leaf.ndim - 1))
-    return leaf
 
 
 def _spell_out_keywords(model: nn.Module, kwargs: Mapping[str, Any]) -> inspect.Signature:
@@ -115,13 +101,14 @@ def _spell_out_keywords(model: nn.Module, kwargs: Mapping[str, Any]) -> inspect.
     return inspect.signature(model.forward)
 
 
-def capture(model: nn.Module, example: Any, *, dynamic: Dynamic = None) -> Graph:
+def capture(model: nn.Module, example: Any, *, dynamic: Dynamic = None, batched: bool = True) -> Graph:
     """Capture `model` with `torch.export`.
 
     Args:
         model: Any module that `torch.export` can take. It is not modified.
         example: A tensor, a tuple of positional arguments or a dict of keyword arguments.
         dynamic: Sizes besides the batch that may change; see `favour.graph.dynamic`.
+        batched: Whether tensors have a batch in front; otherwise all of a call is one event.
 
     Raises:
         CaptureError: The model cannot be exported; says which line and what to do.
@@ -133,54 +120,166 @@ def capture(model: nn.Module, example: Any, *, dynamic: Dynamic = None) -> Graph
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim]
     if not tensors:
         raise InvalidValue("`example` holds no tensor with a batch dimension; give at least one.")
-    batch = tensors[0].shape[0]
-    leaves = [_widen(leaf, batch) for leaf in leaves]
-    args, kwargs = pytree.tree_unflatten(leaves, in_spec)
-
-    clone = copied_structure(model)
-    _set_capture_flags(clone)
-    put_batch_first(clone)
-    check_recurrent(clone)
-    signature = _spell_out_keywords(clone, kwargs)
-    try:
-        names = input_names(signature, in_spec)
-    except TypeError as error:
-        raise InvalidType(
-            f"`example` holds {len(args)} positional and {len(kwargs)} keyword arguments "
-            f"({', '.join(kwargs) or 'none'}), which do not fit the model's "
-            f"forward{signature}: {error}."
-        ) from error
-    wide = max(batch, 2)
-    free = free_sizes(dynamic, names, leaves)
-    shapes: list[dict[int, Any] | None] = [
-        ({0: torch.export.Dim.DYNAMIC} if leaf.ndim and leaf.shape[0] == wide else {}) | extra
-        if isinstance(leaf, Tensor)
-        else None
-        for leaf, extra in zip(leaves, free, strict=True)
-    ]
-    arg_shapes, kwarg_shapes = pytree.tree_unflatten(shapes, in_spec)
-    named_shapes = signature.bind(*arg_shapes, **kwarg_shapes).arguments
-    try:
-        with TRACING, warnings.catch_warnings(), torch.no_grad(), _plain_einsum():
-            warnings.simplefilter("ignore")
-            exported = torch.export.export(
-                clone,
-                args,
-                kwargs,
-                dynamic_shapes=dict(named_shapes),
-                strict=False,
-            )
-    except FavourError:
-        raise
-    except Exception as error:
-        raise CaptureError(_explain(error, dynamic)) from error
-    graph, views = _from_exported(exported, leaves, in_spec)
-    functionalise(graph, views)
+    taking = _Taking(model, leaves, in_spec, tensors[0].shape[0], dynamic)
+    graph = _of_batches(taking) if batched else _of_one_event(taking)
     warn_of_functions(model, graph)
+    return graph
+
+
+def _of_batches(taking: _Taking) -> Graph:
+    try:
+        graph = _normalised(*taking.export(max(taking.batch, 2)))
+    except CaptureError:
+        if (one := _of_one_input(taking)) is None:
+            raise
+        return one
+    symbol = next((n.shape[0] for n in graph.inputs if n is not None and n.shape), None)
+    displaced = out_of_place(graph, symbol) if isinstance(symbol, str) else []
+    if not isinstance(symbol, str) or not displaced:
+        return graph
+    single, made = of_one_input(graph, symbol)
+    own = [made[n] for n in graph.inputs if n is not None and n.shape and n.shape[0] == symbol]
+    uncertain = any(node in depends_on_draws(graph) for node in displaced)
+    try:
+        lifted = lift(single, own, symbol, batched=True)
+    except UnsupportedOperation:
+        if uncertain:
+            raise
+        return graph
+    if same_function(graph, lifted, symbol, *taking.tensors(3)):
+        return lifted
+    if uncertain:
+        raise UnsupportedOperation(_MIXED.format(named(meetings(graph, symbol))))
+    return graph
+
+
+_MIXED = (
+    "the model's output for one input depends on the other inputs of the batch: it mixes rows of dimension 0{}\n"
+    "Predictions are per input: write the model so that a row of its result depends on the same row of its input only, "
+    "or take all of a call for one event with `favour.compile(..., batched=False)`."
+)
+
+
+class _Taking:
+    """A model and an example to capture it with."""
+
+    def __init__(
+        self, model: nn.Module, leaves: list[Any], in_spec: pytree.TreeSpec, batch: int, dynamic: Dynamic
+    ) -> None:
+        self.model, self.leaves, self.in_spec, self.batch, self.dynamic = model, leaves, in_spec, batch, dynamic
+
+    def has_batch(self, leaf: Any) -> bool:
+        """Whether a leaf of the example has its batch in front."""
+        return isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[0] == self.batch
+
+    def rows(self, count: int) -> list[Any]:
+        """The example with so many inputs: torch.export would take a symbolic size of 0 or 1 for a constant."""
+
+        def few(t: Tensor) -> Tensor:
+            if self.batch == 0:
+                return t.new_zeros((count, *t.shape[1:]))
+            return t[:count] if self.batch >= count else t.repeat(count, *[1] * (t.ndim - 1))[:count]
+
+        if count == self.batch:
+            return self.leaves
+        return [few(leaf) if self.has_batch(leaf) else leaf for leaf in self.leaves]
+
+    def tensors(self, rows: int) -> tuple[list[Any], dict[str, Tensor]]:
+        """That many inputs, all different, and the model's tensors by name."""
+        leaves = [different(leaf) if self.has_batch(given) else leaf for leaf, given in self._pairs(rows)]
+        named = self.model.named_parameters(remove_duplicate=False), self.model.named_buffers(remove_duplicate=False)
+        return leaves, {name: t for group in named for name, t in group}
+
+    def _pairs(self, rows: int) -> list[tuple[Any, Any]]:
+        return list(zip(self.rows(rows), self.leaves, strict=True))
+
+    def export(self, rows: int | None) -> tuple[Graph, dict[Node, Node]]:
+        """The graph, and what is a view of what.
+
+        Args:
+            rows: Inputs in the example, their number symbolic if it is more than 1; None for the example as it is.
+        """
+        leaves = self.leaves if rows is None else self.rows(rows)
+        args, kwargs = pytree.tree_unflatten(leaves, self.in_spec)
+        clone = copied_structure(self.model)
+        _set_capture_flags(clone)
+        put_batch_first(clone)
+        check_recurrent(clone)
+        signature = _spell_out_keywords(clone, kwargs)
+        try:
+            names = input_names(signature, self.in_spec)
+        except TypeError as error:
+            raise InvalidType(
+                f"`example` holds {len(args)} positional and {len(kwargs)} keyword arguments "
+                f"({', '.join(kwargs) or 'none'}), which do not fit the model's "
+                f"forward{signature}: {error}."
+            ) from error
+        free = free_sizes(self.dynamic, names, leaves)
+        symbolic = rows is not None and rows > 1
+        shapes: list[dict[int, Any] | None] = [
+            ({0: torch.export.Dim.DYNAMIC} if symbolic and self.has_batch(given) else {}) | extra
+            if isinstance(leaf, Tensor)
+            else None
+            for leaf, given, extra in zip(leaves, self.leaves, free, strict=True)
+        ]
+        arg_shapes, kwarg_shapes = pytree.tree_unflatten(shapes, self.in_spec)
+        named = signature.bind(*arg_shapes, **kwarg_shapes).arguments
+        try:
+            with TRACING, warnings.catch_warnings(), torch.no_grad(), _plain_einsum():
+                warnings.simplefilter("ignore")
+                exported = torch.export.export(clone, args, kwargs, dynamic_shapes=dict(named), strict=False)
+        except FavourError:
+            raise
+        except Exception as error:
+            raise CaptureError(explain(error, self.dynamic)) from error
+        return from_exported(exported, leaves, self.in_spec)
+
+
+def _normalised(graph: Graph, views: dict[Node, Node]) -> Graph:
+    functionalise(graph, views)
     _freeze_norms(graph)
     decompose(graph)
     unroll(graph)
     return graph
+
+
+def _of_one_input(taking: _Taking) -> Graph | None:
+    """The model captured with one input, whose code then sees no symbolic batch at all, and mapped over the batch.
+
+    None where it cannot be.
+    """
+    try:
+        graph = _normalised(*taking.export(1))
+    except FavourError:
+        return None
+    own = [n for n, leaf in zip(graph.inputs, taking.leaves, strict=True) if n is not None and taking.has_batch(leaf)]
+    clone = copied_structure(taking.model)
+    for module in clone.modules():
+        if hasattr(module, "favour_posterior"):
+            module.sampling = False  # type: ignore[assignment]
+    args, kwargs = pytree.tree_unflatten(taking.tensors(2)[0], taking.in_spec)
+    if mixes_inputs(clone, args, kwargs):
+        raise UnsupportedOperation(_MIXED.format(""))
+    try:
+        return lift(graph, own, _unused(graph), batched=True)
+    except UnsupportedOperation:
+        return None
+
+
+def _of_one_event(taking: _Taking) -> Graph:
+    """The model captured with the example as it is, all of it one event."""
+    graph = _normalised(*taking.export(None))
+    tensors = [n for n in graph.inputs if n is not None and n.shape is not None]
+    # Whole numbers say how the event is made up (edges, indices), and are shared by all events; where there is nothing
+    # else, they are the event.
+    own = [n for n in tensors if n.dtype is not None and n.dtype.is_floating_point] or tensors[:1]
+    return lift(graph, own, _unused(graph), batched=False)
+
+
+def _unused(graph: Graph) -> str:
+    """A symbol for the batch where torch.export gave none."""
+    taken = {str(s) for n in graph.inputs if n is not None for s in n.shape or ()}
+    return next(f"s{i}" for i in range(len(taken) + 1) if f"s{i}" not in taken)
 
 
 @contextmanager
@@ -192,148 +291,6 @@ def _plain_einsum() -> Iterator[None]:
         yield
     finally:
         torch.backends.opt_einsum.enabled = before
-
-
-def _explain(error: Exception, dynamic: Dynamic = None) -> str:
-    """What torch.export said, the user's line it happened on, and what can be done."""
-    text = str(error).strip()
-    frames = []
-    traceback = error.__traceback__
-    while traceback is not None:
-        name = traceback.tb_frame.f_code.co_filename
-        if _users(name):
-            frames.append(f"{name}:{traceback.tb_lineno} in {traceback.tb_frame.f_code.co_name}")
-        traceback = traceback.tb_next
-    quoted = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
-    frames += [f"{f}:{line} in {n}" for f, line, n in quoted if _users(f)]
-    fixed = [(n, int(d)) for n, d in re.findall(r"L\['(\w+)'\]\S*?\.size\(\)\[(\d+)\]", text) if d != "0"]
-    if dynamic is not None and fixed:
-        which = ", ".join(f"dimension {d} of `{n}`" for n, d in dict.fromkeys(fixed))
-        return (
-            f"torch.export cannot let {which} change, as `dynamic={dynamic!r}` asks: the model's code fixes it to the "
-            "size in the example (a layer with that many features, a literal size, a branch on it). Leave it out, or "
-            f"use `dynamic=True` to free whatever the model lets vary. It said: {text}"
-        )
-    where = frames[-1] if frames else "an unknown line"
-    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-    hint = (
-        "The prediction has to be one fixed sequence of tensor operations. Replace branches on tensor values "
-        "by `torch.where`, sizes read with `.item()` by shapes, and calls into other libraries by torch "
-        "operations; keep the batch size out of literals (`x.flatten(1)` instead of `x.view(32, -1)`)."
-    )
-    return f"torch.export could not capture the model at {where}: {type(error).__name__}: {first}\n{hint}"
-
-
-def _describe(value: Any) -> tuple[tuple[int | str, ...] | None, torch.dtype | None]:
-    if isinstance(value, Tensor):
-        # A size that the code turned out to fix prints as a number.
-        sizes: list[Any] = [s if isinstance(s, int) else str(s) for s in value.shape]
-        return tuple(int(s) if str(s).isdecimal() else s for s in sizes), value.dtype
-    return None, None
-
-
-def _module_path(meta: Mapping[str, Any]) -> str:
-    stack = meta.get("nn_module_stack") or {}
-    paths = [path for path, _ in stack.values() if "_empty_nn_module_stack" not in str(path)]
-    return re.sub(r"@\d+$", "", str(paths[-1])) if paths else ""
-
-
-def _users(file: str) -> bool:
-    """Whether a source file is the user's: neither torch's, nor favour's, nor generated."""
-    return not file.startswith((_TORCH, _FAVOUR, f"torch{os.sep}", "<frozen", "<string>", "<eval_with_key>"))
-
-
-def _source_line(meta: Mapping[str, Any]) -> str:
-    found = re.findall(r'File "([^"]+)", line (\d+)', meta.get("stack_trace") or "")
-    own = [(f, line) for f, line in found if _users(f)]
-    return f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
-
-
-def _storages(value: Any) -> set[int]:
-    """Which memory the tensors of a result occupy."""
-    tensors = [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
-    return {t.untyped_storage()._cdata for t in tensors}
-
-
-def _from_exported(exported: Any, leaves: list[Any], in_spec: pytree.TreeSpec) -> tuple[Graph, dict[Node, Node]]:
-    """Turn an ExportedProgram into a `Graph`, parameters by one name each; and say what is a view of what."""
-    kinds = {"PARAMETER": "parameter", "BUFFER": "buffer", "CONSTANT_TENSOR": "constant"}
-    specs = {spec.arg.name: spec for spec in exported.graph_signature.input_specs if hasattr(spec.arg, "name")}
-    canonical: dict[int, str] = {}
-    aliases: dict[str, str] = {}
-    for name, tensor in exported.state_dict.items():
-        aliases[name] = canonical.setdefault(id(tensor), name)
-
-    table: dict[Any, Node] = {}
-    by_name: dict[str, Node] = {}
-    nodes: list[Node] = []
-    inputs: list[Node] = []
-    constants: dict[str, Tensor] = {}
-    outputs: list[Any] = []
-    views: dict[Node, Node] = {}
-
-    def convert(value: Any) -> Any:
-        if isinstance(value, torch.fx.Node):
-            return table[value]
-        if isinstance(value, (list, tuple)):
-            return (
-                type(value)(convert(v) for v in value) if type(value) in (list, tuple) else [convert(v) for v in value]
-            )
-        if isinstance(value, dict):
-            return {k: convert(v) for k, v in value.items()}
-        return value
-
-    for fx_node in exported.graph.nodes:
-        if fx_node.op == "output":
-            outputs = list(convert(fx_node.args[0]))
-            continue
-        shape, dtype = _describe(fx_node.meta.get("val"))
-        if fx_node.op == "placeholder":
-            spec = specs[fx_node.name]
-            kind = kinds.get(spec.kind.name, "input")
-            target = aliases.get(spec.target, spec.target) if kind != "input" else fx_node.name
-            if kind != "input" and target in by_name:
-                table[fx_node] = by_name[target]
-                continue
-            node = Node(fx_node.name, kind, target, shape=shape, dtype=dtype)
-            if kind == "input":
-                inputs.append(node)
-            else:
-                by_name[str(target)] = node
-            if kind == "constant":
-                constants[str(target)] = exported.constants[spec.target]
-        elif fx_node.op == "call_function":
-            node = Node(
-                fx_node.name,
-                "call",
-                fx_node.target,
-                convert(fx_node.args),
-                convert(fx_node.kwargs),
-                shape,
-                dtype,
-                _module_path(fx_node.meta),
-                _source_line(fx_node.meta),
-            )
-            memory = _storages(fx_node.meta.get("val"))
-            for source in fx_node.all_input_nodes:
-                if memory & _storages(source.meta.get("val")):
-                    views.setdefault(node, table[source])
-        else:
-            raise CaptureError(
-                f"torch.export produced a `{fx_node.op}` node ({fx_node.target}); favour reads plain "
-                "calls only. Control-flow operators (torch.cond, scan, while_loop) have no rule."
-            )
-        table[fx_node] = node
-        nodes.append(node)
-
-    user = iter(inputs)
-    if len(inputs) == len(leaves):
-        ordered: list[Node | None] = [next(user) for _ in leaves]
-    else:
-        ordered = [next(user) if isinstance(leaf, Tensor) else None for leaf in leaves]
-    fixed = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    graph = Graph(nodes, ordered, outputs, in_spec, exported.call_spec.out_spec, fixed, constants, aliases)
-    return graph, views
 
 
 def _freeze_norms(graph: Graph) -> None:

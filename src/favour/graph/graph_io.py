@@ -185,6 +185,7 @@ def graph_to_json(graph: Graph, tensors: dict[str, Tensor]) -> dict[str, Any]:
         "out_spec": pytree.treespec_dumps(graph.out_spec),
         "fixed": encode(graph.fixed, tensors),
         "aliases": graph.aliases,
+        "batched": graph.batched,
     }
 
 
@@ -226,6 +227,7 @@ def graph_from_json(data: dict[str, Any], tensors: dict[str, Tensor], constants:
             decode(data["fixed"], table, tensors),
             constants,
             dict(data["aliases"]),
+            data.get("batched", True) is True,
         )
     except CorruptFile:
         raise

@@ -136,6 +136,8 @@ class Graph:
         fixed: The example's value of each input leaf that is not a tensor.
         constants: Tensors that export lifted out of the code, by node name.
         aliases: Qualified name to the one name used here, for parameters tied under several names.
+        batched: Whether the model's tensors have a batch in front. Otherwise a call is one event, and those of the
+            graph have an axis more in front than the model's.
     """
 
     nodes: list[Node]
@@ -146,6 +148,7 @@ class Graph:
     fixed: list[Any]
     constants: dict[str, Tensor]
     aliases: dict[str, str]
+    batched: bool = True
 
     @property
     def calls(self) -> list[Node]:

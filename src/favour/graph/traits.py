@@ -11,7 +11,7 @@ favour's. The table is by overload; operations without a rule (comparisons, what
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -55,6 +55,8 @@ class Draw:
         falls: y = D ∘ x with D ∈ {0, 1/(1 − p)} and P(D = 0) = p; what commutes with such a factor then does.
         sample: (random, shape, p, dtype) to draws of that shape; `random` has `scaled_mask`, `normal` and `uniform`.
         apply: (x, draws, p) to y. By default x ∘ draws.
+        outcomes: A number p to (gain, shift, rest): an entry that is kept is gain·x + shift, one that falls is `rest`,
+            with probability p. None where a draw has more than two values.
         rate, live: Positions of the rate and of the flag that switches it on; None: always on.
         check: (p, where) raises unless p is a rate.
 
@@ -69,6 +71,7 @@ class Draw:
     falls: bool = False
     sample: Callable[[Any, tuple[int, ...], Any, torch.dtype], Tensor] = _scaled_mask
     apply: Callable[[Tensor, Tensor, Any], Tensor] = _multiplied
+    outcomes: Callable[[float], tuple[float, float, float]] | None = None
     rate: int = 1
     live: int | None = 2
     check: Callable[[Any, str], None] = check_rate
@@ -129,6 +132,8 @@ class Traits:
         within: Its entries are entries of the argument, or averages of some.
         sums: Sums or averages of entries, with weights ≥ 0.
         row_wise: Acts on each row of the last axis alone.
+        mixes: (the first argument's shape, *further arguments) to the dimensions along which an entry of the result
+            reads several entries of it. All other dimensions keep their places.
         reduces: Takes (x, dims, keepdim) and reduces over dims.
         inverse: Of a view: (base, value, rest, size) to the operation and arguments that write `value` back into
             `base`, given the view's further arguments and the base's sizes; None where it cannot.
@@ -162,6 +167,7 @@ class Traits:
     within: bool = False
     sums: bool = False
     row_wise: bool = False
+    mixes: Callable[..., Collection[int]] | None = None
     reduces: bool = False
     inverse: Callable[..., tuple[Any, tuple] | None] | None = None
     pieces: Callable[..., tuple[Any, tuple] | None] | None = None

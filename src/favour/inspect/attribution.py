@@ -16,9 +16,13 @@ import torch
 from torch import Tensor
 
 from favour.errors import InvalidValue
+from favour.pages.notebook import card
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+_HEADER = ("source", "share", "standard deviation")
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,18 @@ class Attribution:
         mean: The prediction, (batch, *event).
         sources: Source name (module path or parameter name) to its share of the variance, (batch, *event) each.
         covariances: Source name to its term A_s N_s A_sᵀ, (batch, n, n) for n entries; they add up to the covariance.
+
+    Printed, it is a table.
+
+    Example:
+        >>> import favour
+        >>> net = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 1, bias=False))
+        >>> _ = torch.nn.init.ones_(net[1].weight)
+        >>> print(favour.compile(net, torch.ones(2, 4)).attribute(torch.ones(3, 4)))
+        Variance by source, over 3 inputs and 1 output
+        source   share  standard deviation
+        0       100.0%  2
+        all     100.0%  2
     """
 
     mean: Tensor
@@ -54,6 +70,31 @@ class Attribution:
         total = self.variance.sum().item()
         shares = {name: share.sum().item() / total if total else 0.0 for name, share in self.sources.items()}
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+    def table(self) -> list[list[str]]:
+        """Source, share of the variance, root of its mean; largest first, the sum below."""
+        count = max(1, self.mean.numel())
+        total = self.variance.sum().item()
+        parts = [(name, share.sum().item()) for name, share in self.sources.items()]
+        parts = [*sorted(parts, key=lambda part: -part[1]), ("all", total)]
+        return [
+            [name, f"{part / total if total else 0.0:.1%}", f"{max(part / count, 0.0) ** 0.5:.4g}"]
+            for name, part in parts
+        ]
+
+    def __str__(self) -> str:
+        lines = [list(_HEADER), *self.table()]
+        first, second = (max(len(line[i]) for line in lines) for i in (0, 1))
+        said = [f"{name:<{first}}  {share:>{second}}  {sigma}" for name, share, sigma in lines]
+        return "\n".join([self._title(), *said])
+
+    def _repr_html_(self) -> str:
+        return card(self._title(), _HEADER, self.table())
+
+    def _title(self) -> str:
+        sizes = {"input": self.mean.shape[0], "output": self.mean[:1].numel()}
+        inputs, outputs = (f"{n} {name}{'s' * (n != 1)}" for name, n in sizes.items())
+        return f"Variance by source, over {inputs} and {outputs}"
 
     def plot(self, ax: Axes | None = None, *, row: int | None = None, output: Any = None, most: int = 12) -> Axes:
         """A horizontal bar per source, largest on top.

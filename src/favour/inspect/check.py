@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +22,7 @@ from favour.errors import InvalidValue
 from favour.graph.capture import split_example
 from favour.inspect.agreement import OUTPUTS, Tally
 from favour.inspect.live import live_difference
+from favour.pages.notebook import card
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,6 +67,8 @@ class Check:
         mean_z, variance_z: z-scores, (B, *event).
         mean_error, variance_error, covariance_error: Sizes of the errors, sampling error subtracted; see the module.
         covariance_errors: The last for each input, (B,).
+        sampling_error: Error of the covariance of n draws, as `covariance_error` is measured.
+        covariance_bound: `covariance_error` and two standard errors of its square over inputs.
         ranking: Correlation over inputs of predicted and sampled total variance; None for fewer than five inputs.
     """
 
@@ -80,6 +85,8 @@ class Check:
     variance_error: float
     covariance_error: float
     covariance_errors: Tensor = field(repr=False)
+    sampling_error: float
+    covariance_bound: float
     ranking: float | None
 
     def worst(self, k: int = 5) -> list[Worst]:
@@ -100,6 +107,16 @@ class Check:
         """The inputs with the largest covariance error, largest first."""
         return self.covariance_errors.argsort(descending=True)[:k].tolist()
 
+    def samples_matched(self) -> tuple[float, bool]:
+        """How many samples have a covariance with the belief's error, and whether that is a lower bound only.
+
+        The error of m samples is `sampling_error` √(n/m). Where the belief's own error cannot be told from none, the
+        number belongs to the largest error that it may have.
+        """
+        least = self.covariance_bound**2 > 2 * self.covariance_error**2
+        error = self.covariance_bound if least else self.covariance_error
+        return self.n * (self.sampling_error / error) ** 2 if error else math.inf, least
+
     def __str__(self) -> str:
         ranking = "" if self.ranking is None else f"; ranking of inputs by variance: correlation {self.ranking:.3f}"
         lines = [
@@ -110,6 +127,17 @@ class Check:
             *(f"  {entry}" for entry in self.worst()),
         ]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ["mean off by", f"{self.mean_error:.3f} standard deviations"],
+            ["variances off by", f"{self.variance_error:.1%}"],
+            ["covariances off by", f"{self.covariance_error:.1%}"],
+        ]
+        if self.ranking is not None:
+            rows.append(["ranking of inputs by variance", f"correlation {self.ranking:.3f}"])
+        note = f"{self.reason} Against {self.n} samples of {len(self.mean)} inputs."
+        return card(f"Verdict: {self.verdict}", [], rows, escape(note))
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Predicted against sampled standard deviations; see `favour.plots.check`."""
@@ -195,9 +223,11 @@ def _judged(
     relative = (found.pop("variance_gap") / variance.square())[live]
     variance_error = _root(relative.mean()) if len(relative) else 0.0
     size = found.pop("covariance_size")
-    excess = found.pop("covariance_gap") - found.pop("covariance_noise")
-    share = torch.where(size > 0, excess / torch.where(size > 0, size, 1), 0)
-    covariance_error = _root(share.mean())
+    noise = found.pop("covariance_noise")
+    divisor = torch.where(size > 0, size, 1)
+    share = torch.where(size > 0, (found.pop("covariance_gap") - noise) / divisor, 0)
+    covariance_error, sampling_error = _root(share.mean()), _root((noise / divisor).mean())
+    doubt = share.std() / len(share) ** 0.5 if len(share) > 1 else noise.sum() / divisor.sum()
     totals = [flatten_event(found[name], 1).square().sum(-1) for name in ("stddev", "sampled_stddev")]
     ranking = _spearman(*totals) if len(share) >= 5 else None
 
@@ -205,7 +235,7 @@ def _judged(
     silent = ~live & ((found["stddev"] > 0) | (found["mean_z"].abs() > 10))
     small = mean_error <= MEAN_ERROR and covariance_error <= COVARIANCE_ERROR
     ranked = ranking is not None and ranking >= RANKING
-    method = next(iter(predict._choices.values())).method if predict._choices else predict.settings.method
+    method = predict.method
     if difference is not None:
         verdict = "don't"
         reason = (
@@ -220,12 +250,12 @@ def _judged(
         )
     elif small and not silent.any():
         verdict, reason = "trust it", _agreement(found, live)
-    elif mean_error <= MEAN_ERROR and (method in ("dplr", "diag") or belief.directions is not None):
+    elif mean_error <= MEAN_ERROR and (method.partial or belief.directions is not None):
         verdict = "use more rank"
         lost = "more `directions`" if belief.directions is not None else "a larger `rank`, or method='adjoint'"
         order = " The ranking of inputs holds." if ranked else ""
         reason = (
-            f"Means are close, covariances are not, and method {method!r} forgets correlations: compile with "
+            f"Means are close, covariances are not, and method {method.name!r} forgets correlations: compile with "
             f"{lost}.{order}"
         )
     elif ranked:
@@ -244,6 +274,8 @@ def _judged(
         variance_error=variance_error,
         covariance_error=covariance_error,
         covariance_errors=share.clamp(min=0).sqrt().to(belief.dtype),
+        sampling_error=sampling_error,
+        covariance_bound=_root(share.mean().clamp(min=0) + 2 * doubt),
         ranking=ranking,
     )
 

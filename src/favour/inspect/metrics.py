@@ -310,8 +310,10 @@ def _detection(scores: Array, unusual: Array) -> tuple[npt.NDArray, npt.NDArray]
 
 
 def _alike(**arrays: Array) -> list[Tensor]:
-    """The arrays as float64, all finite and of one shape, which is not empty."""
+    """The arrays as float64, all finite and of one shape, which is not empty; (N, 1) beside (N,) is taken as (N,)."""
     tensors = {name: torch.as_tensor(a).detach().double() for name, a in arrays.items()}
+    if {t.ndim for t in tensors.values()} == {1, 2}:
+        tensors = {name: t.squeeze(1) if t.shape[1:] == (1,) else t for name, t in tensors.items()}
     shapes = {name: tuple(t.shape) for name, t in tensors.items()}
     if len(set(shapes.values())) > 1 or 0 in next(iter(shapes.values())):
         raise ShapeMismatch(f"shapes {shapes} are required to be the same, with at least one entry.")

@@ -7,6 +7,7 @@
     histogram, roc   a score of usual and of unusual inputs
     risk_coverage    mean loss of the inputs that are answered
     check            predicted against sampled standard deviations
+    belief           a mean and its interval, whatever the shape
 
 Matplotlib is imported when the first picture is drawn.
 """
@@ -296,4 +297,44 @@ def check(result: Check, ax: Axes | None = None) -> Axes:
     ax.set(xscale="log", yscale="log", xlabel=f"standard deviation of {result.n} samples", ylabel="predicted")
     ax.set_title(f"Verdict: {result.verdict}", fontsize="medium", loc="left")
     ax.figure.colorbar(points, ax=ax, label="larger |z| of mean and variance", extend="max")
+    return ax
+
+
+def belief(
+    found: Belief,
+    x: metrics.Array | None = None,
+    row: int = 0,
+    names: Sequence[str] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """A belief at a glance: mean and 95% interval of the network's output (not of observations).
+
+    Where an output is one number: a band over `x`, or, without it, an error bar for each input. Where it is several: a
+    bar for each output of one input.
+
+    Args:
+        found: The belief.
+        x: For one number per input, what to draw over, (B,) or (B, 1).
+        row: Which input, for several outputs.
+        names: Of the outputs.
+        ax: Axes to draw into.
+    """
+    one = found.event_shape.numel() == 1
+    if x is not None:
+        return band(x, found, levels=(0.95,), ax=ax)
+    shown = found if one else found[row]
+    mean, half = (_array(t).reshape(-1) for t in (shown.mean, 1.96 * shown.stddev))
+    names = [str(i) for i in range(len(mean))] if names is None else list(names)
+    if len(names) != len(mean):
+        raise ShapeMismatch(f"`names` has {len(names)} entries; there are {len(mean)} bars.")
+    ax = _axes(ax, min(12, 2 + 0.4 * len(mean)))
+    at = np.arange(len(mean))
+    if one:
+        ax.errorbar(at, mean, half, fmt="o", color=COLOURS[0], ecolor=COLOURS[0], capsize=3, markersize=4)
+    else:
+        ax.bar(at, mean, color=COLOURS[0], alpha=0.75)
+        ax.errorbar(at, mean, half, fmt="none", ecolor="black", elinewidth=1, capsize=3)
+    every = -(-len(at) // 25)  # so many names fit
+    ax.set_xticks(at[::every], names[::every])
+    ax.set(xlabel="input" if one else "output", ylabel="mean and 95% of the network's output")
     return ax

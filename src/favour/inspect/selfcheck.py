@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +26,7 @@ from favour.belief import Belief
 from favour.errors import FavourError, NothingUncertain, UntrustedBelief
 from favour.graph.capture import split_example
 from favour.inspect.agreement import Tally
+from favour.inspect.cost import Cost, measured
 from favour.inspect.live import live_difference
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class SelfCheck:
         reason: Why there was no check.
         compared: `"covariances"`, or `"variances"` alone where the method keeps few correlations.
         still: Whether neither beliefs nor samples vary, at these inputs and at random ones.
+        cost: Of a prediction at these inputs, measured; None where there was no check.
     """
 
     n: int = 0
@@ -65,6 +67,7 @@ class SelfCheck:
     reason: str = ""
     compared: str = "covariances"
     still: bool = False
+    cost: Cost | None = field(default=None, compare=False)
 
     @property
     def trusted(self) -> bool:
@@ -101,6 +104,8 @@ def self_check(predict: Predictor, inputs: Any, seconds: float, draws: int = DRA
     rows = next((t.shape[0] for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.ndim), 0)
     if not rows:
         return SelfCheck(reason="the example is empty")
+    if not predict.graph.batched:
+        rows = 1
     generator = torch.Generator(device=predict.device).manual_seed(_SEED)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of vmap, about speed
@@ -116,7 +121,7 @@ def self_check(predict: Predictor, inputs: Any, seconds: float, draws: int = DRA
             trial = _Trial(predict, *_first(args, kwargs, rows, count), generator)
             while trial.n < draws and (trial.n < FEWEST or time.perf_counter() < limit):
                 trial.draw(min(CHUNK, draws - trial.n))
-            found = trial.verdict(count)
+            found = replace(trial.verdict(count), cost=measured(predict, *_first(args, kwargs, rows, count), count))
             if found.trusted and trial.still:  # an example of zeros, or noise that is nowhere
                 other = _Trial(predict, *_random(*_first(args, kwargs, rows, count)), generator)
                 other.draw(CHUNK)
@@ -132,7 +137,7 @@ def _first(args: tuple, kwargs: dict[str, Any], rows: int, count: int) -> tuple[
     def some(t: Any) -> Any:
         if not isinstance(t, Tensor) or not t.ndim:
             return t
-        t = t[:count] if t.shape[0] == rows else t
+        t = t[:count] if t.shape[0] == rows and rows > 1 else t
         return t.nan_to_num(0, 0, 0) if t.is_floating_point() else t
 
     return pytree.tree_map(some, (args, kwargs))
@@ -169,7 +174,7 @@ class _Trial:
         self.sample: Callable[[int], Any] = lambda n: predict.sample(*args, n=n, generator=generator, **kwargs)
         leaves = _leaves(predict(*args, **kwargs))
         # Compression keeps few correlations, and says so: there variances are what has to hold.
-        self.compressed = predict.choice is not None and predict.choice.method in ("dplr", "diag")
+        self.compressed = predict.method.partial
         self.tallies = {i: Tally(t, True, self.compressed) for i, t in enumerate(leaves) if isinstance(t, Belief)}
         self.n = 0
 
@@ -233,22 +238,8 @@ def warn_of(predict: Predictor, found: SelfCheck, stacklevel: int) -> None:
 def _remedy(predict: Predictor, found: SelfCheck) -> str:
     if found.problem:
         return "`favour.sample` draws from the captured graph."
-    settings, choice = predict.settings, predict.choice
-    if choice is not None and choice.method in ("dplr", "diag"):
-        return "Try method='adjoint', which keeps all correlations, or a larger `rank`."
-    if choice is not None and choice.covectors is not None:
-        return "Try more `directions`, or method='adjoint' for all outputs."
-    untried = [
-        text
-        for text, tried in (
-            ("secant=True", settings.secant or settings.pairs),
-            ("pairs=16", settings.pairs),
-            ("rank=8", settings.rank),
-        )
-        if not tried
-    ]
-    advice = f"Try {' or '.join(untried)}, or take" if untried else "Take"
-    return f"{advice} samples: `favour.sample(model, x, n)`."
+    untried = predict.method.untried()
+    return f"Try {untried}." if untried else "Take samples: `favour.sample(model, x, n)`."
 
 
 def warn_of_silence(predict: Predictor, stacklevel: int) -> None:

@@ -3,12 +3,15 @@
 page        the whole, from sections of markup
 table, figure, reading …    the markup of a section
 number, count, seconds …    values as a reader wants them
+Chart, Axis, sheet          figures as SVG, in the page's own colours
 """
 
+from favour.pages.chart import Axis, Chart, around, fences, shape, sheet
 from favour.pages.document import POLICY, page, write
 from favour.pages.markup import (
     DASH,
     bullets,
+    card,
     cell,
     count,
     details,
@@ -26,4 +29,4 @@ from favour.pages.markup import (
     signed,
     table,
 )
-from favour.pages.style import PALETTE
+from favour.pages.style import CHART, PALETTE

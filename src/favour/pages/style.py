@@ -136,3 +136,27 @@ footer{margin-top:4rem;color:var(--soft);font-size:.85rem;border-top:1px solid v
  summary{color:var(--ink)}
 }
 """
+
+# A figure's element has a class `c-NAME`; it sets `--c`, and the rules for markers, lines and bands use that.
+COLOURED = ("plain", "naive", "cached", "dplr", "adjoint", "truth", "soft")
+
+CHART = (
+    """
+.chart text{fill:var(--soft);font:11px var(--font)}
+.chart .title{fill:var(--ink);font-weight:600;font-size:12.5px}
+.chart .end{text-anchor:end}.chart .middle{text-anchor:middle}
+.chart .grid{stroke:var(--rule);stroke-width:1;fill:none}
+.chart .frame{stroke:var(--soft);stroke-width:1;fill:none}
+.chart .line{stroke:var(--c);stroke-width:1.7;fill:none;stroke-linejoin:round}
+.chart .thin{stroke-width:.8;opacity:.45}.chart .dash{stroke-dasharray:5 3}
+.chart .frontier{stroke:var(--ink);stroke-width:1;stroke-dasharray:2 3;fill:none}
+.chart .band{fill:var(--c);opacity:.18}
+.chart .dots{stroke:var(--c);stroke-width:4;stroke-linecap:round;fill:none;opacity:.55}
+.chart .small{stroke-width:3.2}
+.chart .mark{stroke:var(--c);stroke-width:1.2;fill:var(--page)}
+.chart .full{fill:var(--c)}
+.chart .strong{stroke-width:2}
+"""
+    + "\n".join(f".c-{name}{{--c:var(--{name})}}" for name in COLOURED)
+    + "\n"
+)

@@ -47,3 +47,16 @@ def rewrite(graph: Graph, expand: Callable[[Node, Builder], Node | None]) -> Non
         nodes.append(node)
     graph.nodes = nodes
     graph.outputs = replace_nodes(graph.outputs, now)
+
+
+def replace_node(graph: Graph, old: Node, by: Node, nodes: list[Node]) -> None:
+    """Put `nodes` in the place of `old`, and `by` where it is read."""
+
+    def now(node: Node) -> Node:
+        return by if node is old else node
+
+    at = graph.nodes.index(old)
+    for node in graph.nodes[at + 1 :]:
+        node.args, node.kwargs = replace_nodes(node.args, now), replace_nodes(node.kwargs, now)
+    graph.nodes[at : at + 1] = nodes
+    graph.outputs = replace_nodes(graph.outputs, now)

@@ -21,45 +21,56 @@ import torch
 
 from favour import scalar
 from favour.errors import UnsupportedOperation
+from favour.graph.traits import Traits
 from favour.rules.registry import elementwise, pointwise_surrogate, rule
 from favour.surrogate import Surrogate
 from favour.surrogate.value import Context, Value
 
 aten = torch.ops.aten
 
-elementwise(aten.relu.default, function=scalar.relu)
-elementwise(aten.relu6.default, function=scalar.relu6)
-elementwise(aten.leaky_relu.default, function=scalar.leaky_relu)
+RISING = Traits(monotone=True)
+
+elementwise(aten.relu.default, function=scalar.relu, traits=Traits(homogeneous=True, monotone=True))
+elementwise(aten.relu6.default, function=scalar.relu6, traits=RISING)
+elementwise(
+    aten.leaky_relu.default,
+    function=scalar.leaky_relu,
+    traits=Traits(homogeneous=True, monotone=lambda slope=0.01: slope >= 0),
+)
 elementwise(aten.rrelu.default, function=lambda lower=1 / 8, upper=1 / 3, training=False: scalar.rrelu(lower, upper))
-elementwise(aten.elu.default, function=lambda alpha=1.0, scale=1.0, input_scale=1.0: _elu(alpha, scale, input_scale))
-elementwise(aten.selu.default, function=scalar.selu)
-elementwise(aten.celu.default, function=scalar.celu)
+elementwise(
+    aten.elu.default,
+    function=lambda alpha=1.0, scale=1.0, input_scale=1.0: _elu(alpha, scale, input_scale),
+    traits=Traits(monotone=lambda alpha=1.0, scale=1.0, input_scale=1.0: alpha >= 0),
+)
+elementwise(aten.selu.default, function=scalar.selu, traits=RISING)
+elementwise(aten.celu.default, function=scalar.celu, traits=RISING)
 elementwise(aten.gelu.default, function=scalar.gelu)
 elementwise(aten.silu.default, function=scalar.silu)
 elementwise(aten.mish.default, function=scalar.mish)
-elementwise(aten.sigmoid.default, function=scalar.sigmoid)
-elementwise(aten.log_sigmoid.default, function=scalar.logsigmoid)
-elementwise(aten.tanh.default, function=scalar.tanh)
-elementwise(aten.softplus.default, function=scalar.softplus)
-elementwise(aten.hardtanh.default, function=scalar.hardtanh)
-elementwise(aten.hardsigmoid.default, function=scalar.hardsigmoid)
+elementwise(aten.sigmoid.default, function=scalar.sigmoid, traits=RISING)
+elementwise(aten.log_sigmoid.default, function=scalar.logsigmoid, traits=RISING)
+elementwise(aten.tanh.default, function=scalar.tanh, traits=RISING)
+elementwise(aten.softplus.default, function=scalar.softplus, traits=RISING)
+elementwise(aten.hardtanh.default, function=scalar.hardtanh, traits=RISING)
+elementwise(aten.hardsigmoid.default, function=scalar.hardsigmoid, traits=RISING)
 elementwise(aten.hardswish.default, function=scalar.hardswish)
 elementwise(aten.hardshrink.default, function=scalar.hardshrink)
 elementwise(aten.softshrink.default, function=scalar.softshrink)
 elementwise(aten.threshold.default, function=scalar.threshold)
 elementwise(aten.abs.default, function=scalar.abs)
-elementwise(aten.exp.default, function=scalar.exp)
-elementwise(aten.expm1.default, function=scalar.expm1)
+elementwise(aten.exp.default, function=scalar.exp, traits=RISING)
+elementwise(aten.expm1.default, function=scalar.expm1, traits=RISING)
 elementwise(aten.sin.default, function=scalar.sin)
 elementwise(aten.cos.default, function=scalar.cos)
-elementwise(aten.atan.default, function=scalar.atan)
-elementwise(aten.erf.default, function=scalar.erf)
+elementwise(aten.atan.default, function=scalar.atan, traits=RISING)
+elementwise(aten.erf.default, function=scalar.erf, traits=RISING)
 elementwise(aten.erfc.default, function=scalar.erfc)
 elementwise(aten.square.default, function=scalar.square)
 elementwise(aten.sign.default, function=scalar.sign)
-elementwise(aten.clamp.default, function=scalar.clamp)
-elementwise(aten.clamp_min.default, function=lambda least: scalar.clamp(min=least))
-elementwise(aten.clamp_max.default, function=lambda most: scalar.clamp(max=most))
+elementwise(aten.clamp.default, function=scalar.clamp, traits=RISING)
+elementwise(aten.clamp_min.default, function=lambda least: scalar.clamp(min=least), traits=RISING)
+elementwise(aten.clamp_max.default, function=lambda most: scalar.clamp(max=most), traits=RISING)
 elementwise(aten.pow.Tensor_Scalar, function=scalar.pow)
 # A Gaussian puts mass outside these functions' domains, so they are expanded to second order at the mean.
 elementwise(aten.log.default, function=scalar.log, exactness="linearised")

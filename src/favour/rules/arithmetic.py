@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.graph.traits import Traits
 from favour.rules.embedding import added_noises
 from favour.rules.products import divide, multiply
 from favour.rules.registry import rule
@@ -24,6 +25,8 @@ from favour.surrogate.value import Context, Value, mean_of
 
 aten = torch.ops.aten
 
+AFFINE, QUOTIENT = Traits(elementwise=True, affine=(0, 1)), Traits(elementwise=True, affine=(0,))
+
 
 def _term(x: Any, out: torch.Size, factor: float = 1) -> list[tuple[Any, LinearMap]]:
     if not isinstance(x, Value):
@@ -32,25 +35,25 @@ def _term(x: Any, out: torch.Size, factor: float = 1) -> list[tuple[Any, LinearM
     return [(x, G if factor == 1 else compose(G, scaling(factor)))]
 
 
-@rule(aten.add.Tensor, aten.add.Scalar, exactness="exact", family="arithmetic", weights=True)
+@rule(aten.add.Tensor, aten.add.Scalar, exactness="exact", family="arithmetic", weights=True, traits=AFFINE)
 def add(ctx: Context, a: Any, b: Any, alpha: float = 1) -> Surrogate:
     mean = torch.add(_tensor(mean_of(a), b), mean_of(b), alpha=alpha)
     noises = added_noises(ctx, a, mean.shape, 1) + added_noises(ctx, b, mean.shape, alpha)
     return Surrogate(mean, _term(a, mean.shape) + _term(b, mean.shape, alpha), noises)
 
 
-@rule(aten.sub.Tensor, aten.sub.Scalar, exactness="exact", family="arithmetic")
+@rule(aten.sub.Tensor, aten.sub.Scalar, exactness="exact", family="arithmetic", traits=AFFINE)
 def sub(ctx: Context, a: Any, b: Any, alpha: float = 1) -> Surrogate:
     return add(ctx, a, b, -alpha)
 
 
-@rule(aten.rsub.Scalar, aten.rsub.Tensor, exactness="exact", family="arithmetic")
+@rule(aten.rsub.Scalar, aten.rsub.Tensor, exactness="exact", family="arithmetic", traits=AFFINE)
 def rsub(ctx: Context, a: Any, b: Any, alpha: float = 1) -> Surrogate:
     mean = mean_of(b) - alpha * mean_of(a)
     return Surrogate(mean, _term(a, mean.shape, -alpha) + _term(b, mean.shape))
 
 
-@rule(aten.neg.default, exactness="exact", family="arithmetic")
+@rule(aten.neg.default, exactness="exact", family="arithmetic", traits=QUOTIENT)
 def neg(ctx: Context, x: Value) -> Surrogate:
     return Surrogate(-x.mean, [(x, scaling(-1.0))])
 
@@ -66,16 +69,16 @@ def scaled(x: Value, factor: Any) -> Surrogate:
     return Surrogate(mean, [(x, compose(scaling(factor), expand))])
 
 
-@rule(aten.mul.Scalar, exactness="exact", family="arithmetic")
-@rule(aten.mul.Tensor, exactness="moment-matched", family="product")
+@rule(aten.mul.Scalar, exactness="exact", family="arithmetic", traits=AFFINE)
+@rule(aten.mul.Tensor, exactness="moment-matched", family="product", traits=AFFINE)
 def mul(ctx: Context, a: Any, b: Any) -> Surrogate:
     if isinstance(a, Value) and isinstance(b, Value):
         return multiply(ctx, a, b)
     return scaled(a, b) if isinstance(a, Value) else scaled(b, a)
 
 
-@rule(aten.div.Scalar, exactness="exact", family="arithmetic")
-@rule(aten.div.Tensor, exactness="linearised", family="product")
+@rule(aten.div.Scalar, exactness="exact", family="arithmetic", traits=QUOTIENT)
+@rule(aten.div.Tensor, exactness="linearised", family="product", traits=QUOTIENT)
 def div(ctx: Context, a: Any, b: Any) -> Surrogate:
     if isinstance(b, Value):
         return divide(ctx, a, b)

@@ -42,12 +42,15 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.graph.traits import Traits
 from favour.rules.registry import rule
 from favour.surrogate import DiagonalNoise, LinearMap, Surrogate, compose, scaling, weighted_sum
 from favour.surrogate.jacobian import DiagonalPlusLowRank
 from favour.surrogate.value import Context, Value
 
 aten = torch.ops.aten
+
+ALONG = Traits(mixes=lambda shape, dim, *rest, **more: (dim % len(shape),))
 
 
 def _axis(ctx: Context, x: Value, dim: int) -> int:
@@ -113,6 +116,7 @@ def _second_order(p: Tensor, v: Tensor, axis: int) -> Tensor:
     aten._safe_softmax.default,
     exactness="linearised",
     family="attention",
+    traits=ALONG,
 )
 def softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, dtype: Any = None) -> Surrogate:
     axis = _axis(ctx, x, dim)
@@ -148,7 +152,7 @@ def softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, dtyp
     return Surrogate(m, [(x, G)], [DiagonalNoise(noise, label)])
 
 
-@rule(aten.log_softmax.int, aten._log_softmax.default, exactness="linearised", family="attention")
+@rule(aten.log_softmax.int, aten._log_softmax.default, exactness="linearised", family="attention", traits=ALONG)
 def log_softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, dtype: Any = None) -> Surrogate:
     axis = _axis(ctx, x, dim)
     if dtype is not None and dtype != x.mean.dtype:

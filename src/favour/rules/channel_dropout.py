@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from favour.graph.traits import Draw, Traits
-from favour.rules.dropout import second_moment_noise
+from favour.rules.dropout import second_moment_noise, zero_or_larger
 from favour.rules.registry import rule
 from favour.surrogate import DiagonalNoise, ImageNoise, Noise, Surrogate, identity, products, scaling
 from favour.surrogate.channels import ChannelCovariance, Fallen, Scaled
@@ -98,7 +98,7 @@ def alpha_scale(p: Any) -> Any:
     return ((1 - p) * (1 + p * SATURATION**2)) ** -0.5
 
 
-CHANNELS = Draw(channels=True, falls=True)
+CHANNELS = Draw(channels=True, falls=True, outcomes=zero_or_larger)
 
 
 @rule(aten.feature_dropout.default, exactness="exact", family="dropout", traits=Traits(draws=CHANNELS))
@@ -115,7 +115,14 @@ def _saturated(x: Tensor, mask: Tensor, p: Any) -> Tensor:
     return a * torch.where(mask > 0, x, SATURATION) - a * p * SATURATION
 
 
-ALPHA, ALPHA_CHANNELS = (Draw(channels=channels, apply=_saturated) for channels in (False, True))
+def _kept_or_saturated(p: float) -> tuple[float, float, float]:
+    a = alpha_scale(p)
+    return a, -a * p * SATURATION, a * (1 - p) * SATURATION
+
+
+ALPHA, ALPHA_CHANNELS = (
+    Draw(channels=channels, apply=_saturated, outcomes=_kept_or_saturated) for channels in (False, True)
+)
 
 
 @rule(

@@ -90,12 +90,17 @@ def _cube_over_square(x: Any) -> Tensor:
     return x.mean * ((square + 3 * x.variance) / torch.where(second > 0, second, 1.0))
 
 
+def zero_or_larger(p: float) -> tuple[float, float, float]:
+    """The outcomes of dropout: x/q, or 0."""
+    return 1 / (1 - p), 0.0, 0.0
+
+
 @rule(
     aten.dropout.default,
     torch.ops.favour.dropout.default,
     exactness="exact",
     family="dropout",
-    traits=Traits(draws=Draw(falls=True), elementwise=True, row_wise=True),
+    traits=Traits(draws=Draw(falls=True, outcomes=zero_or_larger), elementwise=True, row_wise=True),
 )
 def dropout(ctx: Context, x: Any, p: Any, train: bool) -> Surrogate:
     return dropped(x, p if train else 0.0, ctx.module or "dropout")

@@ -44,6 +44,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.graph.traits import Traits
 from favour.posterior import Diagonal, Full, Gaussian, Kronecker, Rotated, Rows
 from favour.posterior.gaussians import psd_root
 from favour.rules.registry import rule
@@ -113,7 +114,13 @@ class Input:
         return torch.cat(list(self.blocks.values())) if self.blocks else None
 
 
-@rule(aten.linear.default, exactness="exact", family="linear", weights=True)
+@rule(
+    aten.linear.default,
+    exactness="exact",
+    family="linear",
+    weights=True,
+    traits=Traits(mixes=lambda shape, *rest, **more: (len(shape) - 1,)),
+)
 def linear(ctx: Context, x: Any, weight: Any, bias: Any = None) -> Surrogate:
     if isinstance(weight, Value) or isinstance(bias, Value):
         raise UnsupportedOperation(f"a linear layer at {ctx.place} computes its weight from uncertain values.")

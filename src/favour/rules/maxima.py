@@ -224,7 +224,9 @@ ADAPTIVE = (
 WITH_INDICES = {*INDEXED, *ADAPTIVE, aten.max.dim}
 
 
-def _windows(op: Any, x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Windows]:
+def _windows(ctx: Context, op: Any, x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Windows]:
+    if op is aten.amax.default:
+        return _whole(x, args[0], ctx)
     return (adaptive_windows if op in ADAPTIVE else pool_windows)(x, *args, **kwargs)
 
 
@@ -289,6 +291,6 @@ def dropped_max_pool(
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> Surrogate:
-    """Max pooling `op(dropout(x, p), *args, **kwargs)`, and a ReLU where `rectified`, as one operation."""
+    """`op(dropout(x, p), *args, **kwargs)`, a maximum that keeps its dimensions, and a ReLU where `rectified`."""
     mean = x.mean if isinstance(x, Value) else x
-    return dropped_maximum(ctx, x, p, rectified, label, _windows(op, mean, args, kwargs))
+    return dropped_maximum(ctx, x, p, rectified, label, _windows(ctx, op, mean, args, kwargs))

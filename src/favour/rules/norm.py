@@ -30,7 +30,7 @@ Symbols: μ, v, λ, u the input's mean, marginal variance, independent part and 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.graph.traits import Affine, Traits
 from favour.rules.registry import rule
 from favour.surrogate import DiagonalNoise, LatentNoise, LinearMap, Noise, Surrogate, compose, scaling, weighted_sum
 from favour.surrogate.jacobian import DiagonalPlusLowRank
@@ -47,7 +48,28 @@ from favour.surrogate.value import Context, Value
 aten = torch.ops.aten
 
 
-@rule(aten.batch_norm.default, exactness="exact", family="norm")
+def _trailing(shape: Sequence[Any], normalized_shape: Sequence[int], *rest: Any, **more: Any) -> Collection[int]:
+    return range(len(shape) - len(normalized_shape), len(shape))
+
+
+def _groups(shape: Sequence[Any], num_groups: int, *rest: Any, **more: Any) -> Collection[int]:
+    return range(2 if num_groups == shape[1] else 1, len(shape))
+
+
+def _places(shape: Sequence[Any], *rest: Any, **more: Any) -> Collection[int]:
+    return range(2, len(shape))
+
+
+ROWS = Traits(mixes=_trailing)
+AFFINE = Affine("weight", "bias", channels=True)
+
+
+@rule(
+    aten.batch_norm.default,
+    exactness="exact",
+    family="norm",
+    traits=Traits(mixes=lambda shape, *rest, **more: (), norm=AFFINE),
+)
 def batch_norm(
     ctx: Context,
     x: Value,
@@ -183,7 +205,7 @@ def _last(x: Tensor, normalized_shape: Sequence[int]) -> tuple[int, ...]:
     return (*lead, math.prod(normalized_shape))
 
 
-@rule(aten.layer_norm.default, exactness="linearised", family="norm")
+@rule(aten.layer_norm.default, exactness="linearised", family="norm", traits=ROWS)
 def layer_norm(
     ctx: Context,
     x: Value,
@@ -196,7 +218,7 @@ def layer_norm(
     return normalise(ctx, x, _last(x.mean, normalized_shape), eps, weight, bias)
 
 
-@rule(aten.rms_norm.default, exactness="linearised", family="norm")
+@rule(aten.rms_norm.default, exactness="linearised", family="norm", traits=ROWS)
 def rms_norm(
     ctx: Context, x: Value, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None
 ) -> Surrogate:
@@ -208,7 +230,7 @@ def _per_channel(parameter: Any, x: Tensor) -> Any:
     return None if parameter is None else parameter.reshape(1, -1, *[1] * (x.ndim - 2))
 
 
-@rule(aten.group_norm.default, exactness="linearised", family="norm")
+@rule(aten.group_norm.default, exactness="linearised", family="norm", traits=Traits(mixes=_groups, norm=AFFINE))
 def group_norm(
     ctx: Context,
     x: Value,
@@ -222,7 +244,7 @@ def group_norm(
     return normalise(ctx, x, grouped, eps, _per_channel(weight, x.mean), _per_channel(bias, x.mean))
 
 
-@rule(aten.instance_norm.default, exactness="linearised", family="norm")
+@rule(aten.instance_norm.default, exactness="linearised", family="norm", traits=Traits(mixes=_places, norm=AFFINE))
 def instance_norm(
     ctx: Context,
     x: Value,

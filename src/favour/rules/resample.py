@@ -19,6 +19,7 @@ from favour.errors import UnsupportedOperation
 from favour.rules.pooling import folded
 from favour.rules.registry import linear_map
 from favour.rules.windows import per_axis
+from favour.scalar.table import table
 from favour.surrogate import LinearMap, structural
 from favour.surrogate.matrices import Separable
 
@@ -56,9 +57,8 @@ def _pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | N
     picked = {}
     for axis in range(axes):  # pairs count from the last axis
         before, after, size = pad[2 * axis], pad[2 * axis + 1], x.shape[-1 - axis]
-        picked[-1 - axis] = torch.tensor(
-            [_source(mode, i, size) for i in range(-before, size + after)], device=x.device
-        )
+        sources = tuple(_source(mode, i, size) for i in range(-before, size + after))
+        picked[-1 - axis] = table(sources, x, torch.long)
 
     def apply(d: Tensor) -> Tensor:
         for dim, index in picked.items():

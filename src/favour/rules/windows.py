@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from favour.scalar.table import table
 from favour.surrogate import LinearMap, Routing
 from favour.surrogate.channels import ChannelCovariance, Lag
 
@@ -82,17 +83,17 @@ class Windows:
     def disjoint(self) -> bool:
         return self.spans is None and (self.dilation * (self.window - 1) < self.stride or self.window == 1)
 
-    def _index(self, j: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    def _index(self, j: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Entry j of each window of unequal length, and whether there is one."""
         assert self.spans is not None
-        at = [start + min(j, length - 1) for start, length in self.spans]
-        return torch.tensor(at, device=device), torch.tensor([j < length for _, length in self.spans], device=device)
+        at = tuple(start + min(j, length - 1) for start, length in self.spans)
+        return table(at, like, torch.long), table(tuple(j < length for _, length in self.spans), like, torch.bool)
 
     def entries(self, t: Tensor, fill: float) -> list[Tensor]:
         """The first, second, … entry of every window, each of `count` along the axis; `fill` where there is none."""
         if self.spans is not None:
             shape = [-1] + [1] * (-self.dim - 1)
-            indices = [self._index(j, t.device) for j in range(self.window)]
+            indices = [self._index(j, t) for j in range(self.window)]
             return [torch.where(ok.reshape(shape), t.index_select(self.dim, at), fill) for at, ok in indices]
         last = (self.count - 1) * self.stride + 1
         after = max(0, last + self.dilation * (self.window - 1) - self.size - self.padding)
@@ -112,7 +113,7 @@ class Windows:
             shape[self.dim] = self.size
             total = like.new_zeros(shape)
             for j, part in enumerate(parts):
-                at, ok = self._index(j, like.device)
+                at, ok = self._index(j, like)
                 total = total.index_add(self.dim, at, part * ok.reshape([-1] + [1] * (-self.dim - 1)))
             return total
         if self.stride == self.window and self.dilation == 1 and self.padding == 0:  # tiles

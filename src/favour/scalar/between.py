@@ -27,6 +27,7 @@ from favour.graph.tracing import constant
 from favour.scalar.function import ScalarFunction
 from favour.scalar.moments.piecewise import piecewise_linear, relu
 from favour.scalar.moments.record import Number, widen
+from favour.scalar.table import table
 from favour.surrogate import partners
 
 
@@ -48,14 +49,14 @@ NODES = 20
 
 
 @constant
-def hermite_nodes() -> tuple[list[float], list[list[float]]]:
+def hermite_nodes() -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
     """Gauss–Hermite nodes z, and by node the weights w He_k(z)/√k! for k = 2 … K."""
     z, w = np.polynomial.hermite_e.hermegauss(NODES)
     orders = range(2, ORDER + 1)
     rows = [
         w / w.sum() * np.polynomial.hermite_e.hermeval(z, np.eye(k + 1)[k]) / math.factorial(k) ** 0.5 for k in orders
     ]
-    return z.tolist(), np.stack(rows, 1).tolist()
+    return tuple(z.tolist()), tuple(map(tuple, np.stack(rows, 1).tolist()))
 
 
 def _slope(f: ScalarFunction, like: Tensor, at: Number) -> Tensor:
@@ -71,7 +72,7 @@ def _smooth(f: ScalarFunction, mean: Tensor, sigma: Tensor, ramps: list[tuple[Nu
     """α₂ … α_K of f less its ramps."""
     if _straight(f):
         return [torch.zeros_like(mean) for _ in range(2, ORDER + 1)]
-    z, weights = (torch.tensor(t, dtype=mean.dtype, device=mean.device) for t in hermite_nodes())
+    z, weights = (table(numbers, mean) for numbers in hermite_nodes())
     x = mean.unsqueeze(-1) + sigma.unsqueeze(-1) * z
     smooth, level, slope = f.value(x.movedim(-1, 0)).movedim(0, -1), f.value(mean), f.derivative(mean)
     for t, jump in ramps:

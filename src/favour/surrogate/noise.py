@@ -20,6 +20,7 @@ about inputs a and b of group g. Maps carry covariances between inputs by `Linea
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -89,7 +90,25 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
     a, b = flat(a).transpose(0, 1), flat(b).permute(1, 2, 0)
     if a.shape[0] != b.shape[0]:
         return a @ b  # one of them is the same for every input
-    return torch.bmm(a, b)
+    parts = _parts(a)
+    return torch.bmm(a, b) if parts == 1 else product_in_parts(a, b, parts)
+
+
+def product_in_parts(a: Tensor, b: Tensor, parts: int) -> Tensor:
+    """(batch, F, n) @ (batch, n, G), the sum over n taken in equal parts."""
+    a, b = a.unflatten(2, (parts, -1)), b.unflatten(1, (parts, -1))
+    return torch.einsum("bfsn,bsng->bsfg", a, b).sum(1)
+
+
+def _parts(a: Tensor) -> int:
+    """In how many parts a GPU sums long rows: its products of few rows with few columns walk along them one by one."""
+    n = a.shape[2]
+    if a.device.type != "cuda" or not isinstance(n, int) or n < LONG:
+        return 1
+    return math.gcd(n, 64)
+
+
+LONG = 2**14
 
 
 # Up to here all pairs of covectors are formed, F × F × n numbers, where every input has the same.

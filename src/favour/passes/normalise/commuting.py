@@ -15,7 +15,8 @@ again for every draw. So
 
 - channel dropout moves behind the maximum, where its rule is exact (before it, neighbours that fall together look like
   independent ones),
-- a ReLU moves behind it, where fewer entries are left and its argument has not lost its shape,
+- a nondecreasing function moves behind it, where fewer entries are left and its argument has not lost its shape, and
+  so does a summand that is alike for all entries of a window,
 - element-wise dropout, which does not commute, joins the maximum in one operation (`favour.rules.maxima`).
 
 Only where nothing else reads what lies between: another reader would need the same draws.
@@ -25,14 +26,15 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 
-from favour.graph.node import Graph, Node, nodes_in, replace_nodes
-from favour.passes.normalise.decompose import Builder
+from favour.graph.node import Graph, Node, argument, nodes_in
+from favour.passes.normalise.branches import branch
 from favour.passes.normalise.roots import dropped_root, root
+from favour.passes.rewriting import Builder, replace_node
 from favour.rules.maxima import POOLS, WITH_INDICES, dropped_max_pool
 from favour.rules.registry import RULES, Rule
 
@@ -40,7 +42,8 @@ aten = torch.ops.aten
 
 _RELUS = {aten.relu.default}
 _HOMOGENEOUS = {aten.relu.default, aten.leaky_relu.default, aten.abs.default}
-_MAXIMA = {*POOLS, *WITH_INDICES} - {aten.max.dim}
+_REDUCTIONS = {aten.amax.default, aten.max.dim}
+_MAXIMA = {*POOLS, *WITH_INDICES, *_REDUCTIONS}
 
 
 # Operations that no model contains, only plans.
@@ -55,10 +58,15 @@ def rule_for(target: Any) -> Rule | None:
     return JOINED.get(target) or RULES.get(target)
 
 
-def commute(graph: Graph, uncertain: Collection[Node]) -> None:
-    """Rewrite `graph` in place."""
+def commute(graph: Graph, random: Callable[[Graph], Collection[Node]]) -> None:
+    """Rewrite `graph` in place; `random` finds its random nodes."""
+    uncertain = random(graph)
     for node in [n for n in graph.nodes if n in uncertain and n.kind == "call"]:
         _before_dropout(graph, node)
+    graph.prune()
+    branch(graph, random(graph), lambda node: node.target in _MAXIMA)
+    graph.prune()
+    uncertain = random(graph)
     for node in [n for n in graph.nodes if n in uncertain and n.kind == "call" and n.target in _MAXIMA]:
         _commute_one(graph, node)
     graph.prune()
@@ -77,7 +85,7 @@ def _before_dropout(graph: Graph, node: Node) -> None:
     others, x = node.args[1:], drop.args[0]
     if node.target in _HOMOGENEOUS:
         made = new.call(node.target, x, *others, shape=shape, **node.kwargs)
-        _replace(graph, node, _moved(new, drop, made, shape), new.nodes)
+        replace_node(graph, node, _moved(new, drop, made, shape), new.nodes)
         return
     if isinstance(p, Node) or node.dtype != drop.dtype or node.dtype is None or not node.dtype.is_floating_point:
         return
@@ -92,7 +100,7 @@ def _before_dropout(graph: Graph, node: Node) -> None:
     made = _moved(new, drop, new.call(aten.mul.Tensor, made, q, shape=shape), shape)
     if rest:
         made = new.call(aten.add.Tensor, made, rest, shape=shape)
-    _replace(graph, node, made, new.nodes)
+    replace_node(graph, node, made, new.nodes)
 
 
 def _commute_one(graph: Graph, pool: Node) -> None:
@@ -107,39 +115,99 @@ def _commute_one(graph: Graph, pool: Node) -> None:
         if not only_reader(pool) or users[pool][0].target is not operator.getitem or users[pool][0].args[1] != 0:
             return
         result = users[pool][0]
+    axes = _pooled(pool)
+    if axes is None:
+        return
     source: Node = pool.args[0]
-    relu: Node | None = None
+    behind: list[tuple[Node, int]] = []  # what moves behind the maximum, and which argument is its tensor
     elements: Node | None = None
-    channels: list[Node] = []
+    rectified = False
     while source.kind == "call" and only_reader(source):
-        if source.target in _RELUS:
-            relu = source
-        elif _falls(source) and not _by_channel(source) and elements is None:
+        at = _rises(source, axes)
+        if elements is not None:
+            if source.target not in _RELUS:
+                break
+            rectified = True
+            source = source.args[0]
+        elif at is not None:
+            behind.append((source, at))
+            source = source.args[at]
+        elif _falls(source) and not _by_channel(source):
             elements = source
-        elif _by_channel(source) and len(source.shape or ()) > 2 and (relu is None or _falls(source)):
-            channels.append(source)
+            source = source.args[0]
         else:
             break
-        source = source.args[0]
-    if elements is not None and relu is None and only_reader(result) and users[result][0].target in _RELUS:
-        relu = result = users[result][0]
-    if relu is None and elements is None and not channels:
-        return
     new = Builder(pool)
-    shape, new.dtype = result.shape, result.dtype
+    # Dimensions of one entry stay while what is moved acts, and go at the end.
+    dropped = axes if pool.target in _REDUCTIONS and not argument(pool, 2) else ()
+    new.dtype, shape = result.dtype, pool.args[0].shape
+    if elements is None and not behind:
+        return
+    assert shape is not None
+    kept = tuple([1 if i in axes else s for i, s in enumerate(shape)]) if pool.target in _REDUCTIONS else result.shape
+    if elements is not None and not rectified:
+        if behind and behind[-1][0].target in _RELUS:
+            behind.pop()
+            rectified = True
+        elif not behind and only_reader(result) and users[result][0].target in _RELUS:
+            result, rectified = users[result][0], True
+    target, args, kwargs = pool.target, pool.args[1:], pool.kwargs
+    if pool.target in _REDUCTIONS:
+        target, args, kwargs = aten.amax.default, (list(axes), True), {}
     if elements is not None:
-        p = elements.rate
-        arguments: Any = (source, p, relu is not None, elements.module or "dropout", pool.target, pool.args[1:])
-        made = new.call(dropped_max_pool, *arguments, pool.kwargs, shape=shape)
+        arguments: Any = (source, elements.rate, rectified, elements.module or "dropout", target, args)
+        made = new.call(dropped_max_pool, *arguments, kwargs, shape=kept)
     else:
-        made = new.call(pool.target, source, *pool.args[1:], shape=pool.shape, dtype=pool.dtype, **pool.kwargs)
-        if pool.target in WITH_INDICES:
-            made = new.call(operator.getitem, made, 0, shape=shape)
-        if relu is not None:
-            made = _moved(new, relu, made, shape)
-    for channel in reversed(channels):
-        made = _moved(new, channel, made, shape)
-    _replace(graph, result, made, new.nodes)
+        several = target in WITH_INDICES
+        made = new.call(target, source, *args, shape=None if several else kept, **kwargs)
+        if several:
+            made = new.call(operator.getitem, made, 0, shape=kept)
+    for node, at in reversed(behind):
+        made = _moved(new, node, made, kept, at)
+    if dropped:
+        made = new.call(aten.squeeze.dims, made, list(dropped), shape=result.shape)
+    replace_node(graph, result, made, new.nodes)
+
+
+def _pooled(pool: Node) -> tuple[int, ...] | None:
+    """The dimensions that a maximum runs over; None where it runs over the batch."""
+    shape = pool.args[0].shape
+    if shape is None:
+        return None
+    if pool.target not in _REDUCTIONS:
+        return tuple(range(2, len(shape)))
+    dims = argument(pool, 1)
+    dims = [dims] if isinstance(dims, int) else list(dims) or range(len(shape))
+    axes = tuple(sorted({d % len(shape) for d in dims}))
+    return None if 0 in axes else axes
+
+
+def _rises(node: Node, axes: tuple[int, ...]) -> int | None:
+    """Which argument of a function the maximum does not notice: it is nondecreasing in it, alike in every window."""
+    if node.shape is None:
+        return None
+    if _by_channel(node):
+        alike = len(node.shape) > 2 and min(axes) >= 2
+        return 0 if alike else None
+    entry = RULES.get(node.target)
+    if entry is not None and entry.pointwise is not None:
+        return 0 if len(node.inputs) == 1 and node.claims("monotone") else None
+    if node.target is aten.add.Tensor and not node.kwargs:
+        for at, other in ((0, node.args[1]), (1, node.args[0])):
+            x = node.args[at]
+            if isinstance(x, Node) and x.shape == node.shape and _alike(other, len(node.shape), axes):
+                return at
+    return None
+
+
+def _alike(x: Any, ndim: int, axes: tuple[int, ...]) -> bool:
+    """Whether a summand is the same for all entries of a window."""
+    if not isinstance(x, Node):
+        return True
+    if x.shape is None:
+        return False
+    wide = (1,) * (ndim - len(x.shape)) + tuple(x.shape)
+    return all(wide[i] == 1 for i in axes)
 
 
 def _falls(node: Node) -> bool:
@@ -150,19 +218,8 @@ def _by_channel(node: Node) -> bool:
     return node.draw is not None and node.draw.channels
 
 
-def _moved(new: Builder, node: Node, x: Node, shape: Any) -> Node:
+def _moved(new: Builder, node: Node, x: Node, shape: Any, at: int = 0) -> Node:
     """`node` on another argument, with its own module and line."""
-    made = new.call(node.target, x, *node.args[1:], shape=shape, **node.kwargs)
+    made = new.call(node.target, *node.args[:at], x, *node.args[at + 1 :], shape=shape, **node.kwargs)
     made.module, made.where = node.module, node.where
     return made
-
-
-def _replace(graph: Graph, old: Node, by: Node, nodes: list[Node]) -> None:
-    def now(node: Node) -> Node:
-        return by if node is old else node
-
-    at = graph.nodes.index(old)
-    for node in graph.nodes[at + 1 :]:
-        node.args, node.kwargs = replace_nodes(node.args, now), replace_nodes(node.kwargs, now)
-    graph.nodes[at : at + 1] = nodes
-    graph.outputs = replace_nodes(graph.outputs, now)

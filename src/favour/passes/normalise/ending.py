@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -69,7 +69,7 @@ class Ending:
         path: Changes of shape and dtype that make them the output's, last first.
         within: It lies in [0, 1], by its link or by the range of what it is made of.
         sums: Its numbers sum to one.
-        linear: It comes straight from weights, as logits do, so that it is no distribution.
+        linear: It comes straight from weights, as logits do, or its values do not sum to one: it is no distribution.
     """
 
     link: str | None = None
@@ -129,8 +129,7 @@ def without_links(graph: Graph) -> Graph | None:
             at = _moved(call, at)
             nodes.append(at)
         outputs[i] = at
-    fields = (graph.inputs, outputs, graph.in_spec, graph.out_spec, graph.fixed, graph.constants, graph.aliases)
-    result = Graph(nodes, *fields)
+    result = replace(graph, nodes=nodes, outputs=outputs)
     result.prune()
     return result
 
@@ -153,11 +152,19 @@ def _link(node: Node, depth: int) -> tuple[str, Node] | None:
         if x is not None and x.target in _EXP:
             return SOFTMAX, x.args[0]
     if depth in (0, 1):
-        if node.target in _LOG_SOFTMAX:
+        if node.target in _LOG_SOFTMAX or _less_logsumexp(node):
             return SOFTMAX, node.args[0]
         if node.target in _LOG_SIGMOID:
             return SIGMOID, node.args[0]
     return None
+
+
+def _less_logsumexp(node: Node) -> bool:
+    """x − log Σ e^x, a logarithm of a softmax by hand."""
+    if node.target not in (aten.sub.Tensor, aten.sub_.Tensor) or len(node.args) != 2 or node.kwargs:
+        return False
+    x, total = node.args
+    return isinstance(total, Node) and total.target is aten.logsumexp.default and _alike(x, total.args[0])
 
 
 def _over_all(node: Node, output: Node) -> bool:
@@ -165,6 +172,10 @@ def _over_all(node: Node, output: Node) -> bool:
     shape, last = node.shape, output.shape
     if shape is None or last is None or len(last) != 2 or not isinstance(last[1], int):
         return False
+    if _less_logsumexp(node):
+        total = node.args[1]
+        keeps = [*total.args[2:], *total.kwargs.values()] == [True]
+        return keeps and len(shape) == 2 and [d % 2 for d in total.args[1]] == [1] and shape[1] == last[1]
     dim = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], int) else -1
     if _normalised(node) is not None:
         dim = next((i for i, s in enumerate(shape) if i and s == last[1]), 0)

@@ -156,6 +156,7 @@ def configure(graph: Graph, dropout: Mapping[str, Any] | None) -> Graph:
         graph.fixed,
         constants,
         graph.aliases,
+        graph.batched,
     )
     result.prune()
     return result
@@ -204,6 +205,7 @@ def truncate(graph: Graph, at: str) -> Graph:
         graph.fixed,
         graph.constants,
         graph.aliases,
+        graph.batched,
     )
     result.prune()
     return result
@@ -237,7 +239,7 @@ def make_plan(graph: Graph, inputs: Collection[str], posterior: Posterior) -> Pl
     canonical = {graph.aliases.get(name, name) for name in posterior.names}
     graph = configure(graph, None)  # a private copy: fusion rewrites nodes
     with_batch(graph, mark_uncertain(graph, inputs, canonical))
-    commute(graph, mark_uncertain(graph, inputs, canonical))
+    commute(graph, lambda graph: mark_uncertain(graph, inputs, canonical))
     find_roots(graph, mark_uncertain(graph, inputs, canonical))
     uncertain = mark_uncertain(graph, inputs, canonical)
     fuse(graph, uncertain)

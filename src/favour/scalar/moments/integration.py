@@ -27,6 +27,7 @@ from favour.errors import InvalidValue
 from favour.graph.tracing import constant
 from favour.scalar.moments.record import Function, Moments, Number, widen
 from favour.scalar.moments.tails import FAR, PDF0, SQRT_HALF
+from favour.scalar.table import table
 
 Line = tuple[Number, Number]
 
@@ -55,7 +56,7 @@ def _stacked(like: Tensor, *rows: Sequence[float]) -> Iterator[tuple[Number, ...
         yield from zip(*rows, strict=True)
     else:
         shape = (-1, *(1,) * like.dim())
-        yield tuple(torch.tensor(row, dtype=like.dtype, device=like.device).view(shape) for row in rows)
+        yield tuple(table(tuple(row), like).view(shape) for row in rows)
 
 
 def _nodes_around(mean: Tensor, sigma: Tensor, count: int, centre: float) -> Iterator[tuple[Tensor, Tensor]]:

@@ -10,12 +10,12 @@ from html import escape
 from pathlib import Path
 
 from favour import pages
+from favour.pages import CHART, Chart, sheet
 from favour_studies.report import calibration, pictures, small, unfamiliar
-from favour_studies.report.chart import Chart, sheet
 from favour_studies.report.load import EXPERIMENTS, Results, load
 from favour_studies.report.markup import FAMILIES
 from favour_studies.report.overview import NAMES, headline, what_was_run
-from favour_studies.report.style import CHART, WIDE
+from favour_studies.report.style import WIDE
 
 LEAD = (
     "Mean and covariance of a network’s output under dropout or Gaussian weights, without sampling, against plain "

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from favour.pages import number, seconds
-from favour_studies.report.chart import Axis, Chart, around, fences, shape
+from favour.pages import Axis, Chart, around, fences, number, seconds, shape
 from favour_studies.report.markup import FAMILIES, measured
 
 Json = Mapping[str, Any]

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from favour.pages import PALETTE
-from favour_studies.report.style import CHART
+from favour.pages.style import CHART, PALETTE
 
 NAMESPACE = "http://www.w3.org/2000/svg"
 

@@ -1,0 +1,75 @@
+"""A predictor in words: its method, the noise it found, what it costs, and what the check at compile time said."""
+
+from __future__ import annotations
+
+from collections import Counter
+from html import escape
+from typing import TYPE_CHECKING
+
+from favour.pages.notebook import card
+
+if TYPE_CHECKING:
+    from favour.predictor.predictor import Predictor
+
+NAMES = 6  # of sources of one kind, before "and n more"
+
+
+def noise_sources(predict: Predictor) -> dict[tuple[str, str], int]:
+    """The sources of noise that reach an output for plain inputs, and how many draws each makes.
+
+    Dropout is named by its module, a posterior by its parameter. A parameter is one draw however often it is read; a
+    dropout module that is called twice draws twice.
+    """
+    plan = predict.plain_plan
+    posterior = predict.posterior()
+    read = {str(n.target) for n in plan.leaves if n.kind in ("parameter", "buffer")}
+    drawn = [step.node for step in plan.steps if step.node.draw is not None]
+    dropped = Counter(("dropout in", node.module or "forward") for node in drawn)
+    return {**dropped, **{("posterior of", name): 1 for name in posterior.names if name in read}}
+
+
+def noise(predict: Predictor) -> str:
+    """The same in words.
+
+    >>> import torch, favour
+    >>> net = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
+    >>> noise(favour.compile(net, torch.zeros(2, 4), check=False))
+    '1 source of noise: dropout in `0`'
+    """
+    if predict.is_certain:
+        return "nothing is uncertain"
+    found = noise_sources(predict)
+    total = sum(found.values())
+    parts = []
+    for kind in dict.fromkeys(kind for kind, _ in found):
+        names = [f"`{name}`" + (f" ({n} draws)" if n > 1 else "") for (k, name), n in found.items() if k == kind]
+        more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
+        parts.append(f"{kind} {', '.join(names[:NAMES])}{more}")
+    return f"{total} source{'s' * (total != 1)} of noise: {'; '.join(parts)}"
+
+
+def method(predict: Predictor) -> str:
+    """The settings that were asked for, the method that is taken, and its cost."""
+    cost = predict.checked.cost
+    here = "" if cost is None else f", {cost}"
+    predicted = predict.method.cost(predict.plain_plan)
+    said = [*predict.asked.asked(), *predict.numerics.asked()]
+    return ", ".join([*said, f"takes {predict.method.name}, predicted {predicted:.1f} forward passes{here}"])
+
+
+def described(predict: Predictor) -> str:
+    """One line each: method and cost, noise, check."""
+    lines = [method(predict), noise(predict)]
+    if not predict.is_certain:
+        lines.append(str(predict.checked))
+    return "\n".join(lines)
+
+
+def html(predict: Predictor) -> str:
+    """The same for notebooks."""
+    rows = [["method", method(predict)], ["noise", noise(predict)]]
+    if not predict.is_certain:
+        rows.append(["check", str(predict.checked)])
+    shapes = [n.shape for n in predict.graph.inputs if n is not None and n.shape]
+    said = " and ".join("batch" + "".join(f" × {size}" for size in shape[1:]) for shape in shapes)
+    return card("Predictor", [], rows, escape(f"Inputs: {said}. Call it like the model: predict(x)."))
