@@ -7,6 +7,8 @@ says what it assumes. After a capture, once, whatever will be uncertain:
 |-------------------|---------------------------------------------------------------|----------------------------------|
 | `functionalise`   | writes in place become values                                 | as exported, views known         |
 | `freeze`          | norms use running statistics                                  | captured in evaluation mode      |
+| `one_batch`       | one symbol for the batch of all inputs                        | the inputs' batches are equal    |
+| `spell_out_draws` | draws by hand become the operation that draws                 | nothing writes in place          |
 | `decompose`       | composites become operations with rules, attention its parts  | nothing writes in place          |
 | `unroll`          | recurrent layers step by step, weights drawn once             | a known number of steps          |
 
@@ -29,12 +31,13 @@ from collections.abc import Callable, Collection, Mapping
 from favour.graph.node import Graph, Node
 from favour.passes.marking import Marks
 from favour.passes.normalise.commuting import commute
-from favour.passes.normalise.decompose import decompose, widen_lookups
+from favour.passes.normalise.decompose import decompose, one_batch, widen_lookups
 from favour.passes.normalise.derived import DerivedNode, derive
 from favour.passes.normalise.drawn import draw_parameters
 from favour.passes.normalise.frozen import freeze
 from favour.passes.normalise.fusion import fuse
 from favour.passes.normalise.inplace import functionalise
+from favour.passes.normalise.randomness import spell_out_draws
 from favour.passes.normalise.recurrent import unroll
 from favour.passes.normalise.roots import find_roots
 
@@ -44,7 +47,7 @@ def _told(rewriting: Callable[[Graph, set[Node]], None]) -> Callable[[Graph, Mar
     return lambda graph, marked: rewriting(graph, marked(graph))
 
 
-CAPTURED: tuple[Callable[[Graph], None], ...] = (freeze, decompose, unroll)
+CAPTURED: tuple[Callable[[Graph], None], ...] = (freeze, one_batch, spell_out_draws, decompose, unroll)
 WEIGHTS: tuple[Callable[[Graph, Marks], None], ...] = (_told(derive), _told(draw_parameters), _told(widen_lookups))
 TENSORS: tuple[Callable[[Graph, Marks], None], ...] = (commute, _told(find_roots), _told(fuse))
 

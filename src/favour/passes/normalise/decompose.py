@@ -35,7 +35,6 @@ aten = torch.ops.aten
 
 def decompose(graph: Graph) -> None:
     """Rewrite `graph` in place. Assumes that no operation writes to its arguments."""
-    _one_batch(graph)
     rewrite(graph, expand_composite)
     rewrite(graph, _expand_attention)
     rewrite(graph, _expand_bag)
@@ -46,7 +45,8 @@ def decompose(graph: Graph) -> None:
     graph.prune()
 
 
-def _one_batch(graph: Graph) -> None:
+def one_batch(graph: Graph) -> None:
+    """Give the batch of every input the same symbol. Assumes that all inputs have the same batch."""
     symbols = [n.shape[0] for n in graph.inputs if n is not None and n.shape and isinstance(n.shape[0], str)]
     others = set(symbols[1:]) - set(symbols[:1])
     if not others:
