@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from favour.errors import CorruptFile, InvalidType, InvalidValue, ShapeMismatch, UnknownName
+from favour.posterior.gaussians import Diagonal
+from favour.surrogate.checks import floating_tensor
 from favour.surrogate.gaussian import KINDS, Gaussian, standard_normal
-
-from ..errors import CorruptFile, InvalidType, InvalidValue, ShapeMismatch, UnknownName
-from .gaussians import Diagonal
 
 Key = str | tuple[str, str]
 Shape = tuple[int, ...]
@@ -61,8 +61,8 @@ class Posterior:
         self._keys: dict[str, Key] = {}
         for key, value in gaussians.items():
             self._add(key, value)
-        self._latents = {name: _tensor(name, "latent factor", f) for name, f in (latents or {}).items()}
-        self._means = {name: _tensor(name, "mean", mean) for name, mean in (means or {}).items()}
+        self._latents = {name: floating_tensor(name, "latent factor", f) for name, f in (latents or {}).items()}
+        self._means = {name: floating_tensor(name, "mean", mean) for name, mean in (means or {}).items()}
         ranks = {name: factor.shape[0] if factor.dim() else None for name, factor in self._latents.items()}
         if None in ranks.values() or len(set(ranks.values())) > 1:
             shapes = ", ".join(f"`{name}` {tuple(f.shape)}" for name, f in self._latents.items())
@@ -375,13 +375,6 @@ def _members(key: Key) -> tuple[str, ...]:
 
 def _label(key: Key) -> str:
     return key if isinstance(key, str) else f"[{key[0]} | {key[1]}]"
-
-
-def _tensor(name: str, what: str, value: Any) -> Tensor:
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        given = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise InvalidType(f"{what} of `{name}` is a {given}; a floating-point tensor is required.")
-    return value
 
 
 def _split(key: Key, value: Tensor, parameters: Mapping[str, Tensor], lead: tuple[int, ...] = ()) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,3 +62,11 @@ def require_psd(name: str, what: str, matrix: Tensor) -> None:
             f"posterior of `{name}`: `{what}` of shape {tuple(matrix.shape)} is indefinite, its least "
             f"eigenvalue is {least:.3g}; a covariance must be positive semi-definite."
         )
+
+
+def floating_tensor(name: str, what: str, value: Any) -> Tensor:
+    """The value, if it is a tensor of floating-point numbers."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        given = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise InvalidType(f"{what} of `{name}` is a {given}; a floating-point tensor is required.")
+    return value
