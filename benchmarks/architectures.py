@@ -420,9 +420,9 @@ def trade_off(model: nn.Module, x: Tensor, reference: Reference, tick: Callable[
         for iterations in ITERATIONS:
             predict = favour.compile(model, x[:2], method="dplr", rank=rank, iterations=iterations)
             belief = predict(x)
-            (choice,) = predict._choices.values()
+            predicted = predict.method.cost(predict.plain_plan)
             judged = reference.judge(belief.mean, belief.covariance_matrix)
-            rows.append({"r": rank, "K": iterations, "forward passes": choice.forwards, **judged})
+            rows.append({"r": rank, "K": iterations, "forward passes": predicted, **judged})
             tick()
     return rows
 

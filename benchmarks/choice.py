@@ -10,7 +10,6 @@ from common import time_all, write
 from networks import mlp
 
 import favour
-from favour.methods.choice import choose
 
 NETWORKS = {
     "784-400-400-10": (784, 400, 400, 10),
@@ -35,18 +34,18 @@ def main() -> None:
                 predict = favour.compile(model, x[:2], **settings)
                 compiled = torch.compile(predict, fullgraph=True)
                 times = time_all({"forward": lambda m=model, x=x: m(x), "pass": lambda c=compiled, x=x: c(x)}, 15)
-                choice = choose(next(iter(predict._plans.values())), predict.settings)
+                method, predicted = predict.method, predict.method.cost(predict.plain_plan)
                 row = {
                     "network": name,
                     "settings": label,
-                    "method": choice.method,
-                    "covectors": choice.covectors,
-                    "predicted forwards": choice.forwards,
+                    "method": method.name,
+                    "covectors": getattr(method, "directions", None),
+                    "predicted forwards": predicted,
                     "measured forwards": times["pass"] / times["forward"],
                 }
                 rows.append(row)
                 print(
-                    f"{name:24s} {label:22s} {choice.method:8s} predicted {choice.forwards:6.2f} "
+                    f"{name:24s} {label:22s} {method.name:8s} predicted {predicted:6.2f} "
                     f"measured {row['measured forwards']:6.2f}"
                 )
     write("choice", {"rows": rows})

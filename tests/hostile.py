@@ -22,7 +22,8 @@ from torch.utils import _pytree as pytree
 
 import favour
 from favour.graph.node import Graph, Node
-from favour.methods.settings import Settings
+from favour.methods import Numerics
+from favour.methods.keywords import method_of
 from favour.passes.plan.steps import configure
 from favour.posterior import Posterior
 from favour.predictor.predictor import Predictor
@@ -208,9 +209,9 @@ class Probe:
 
     def predictor(self, option: str) -> Predictor:
         """Over the graph, with one of `OPTIONS`."""
-        settings = Settings(**OPTIONS[option])
-        settings.validate()
-        return Predictor(configure(self.graph, None), settings, Posterior.wrap(None), nn.Module())
+        asked = method_of(**OPTIONS[option])
+        asked.validate(Numerics())
+        return Predictor(configure(self.graph, None), asked, Posterior.wrap(None), nn.Module())
 
     def samples(self, n: int) -> list[Tensor]:
         """(n, rows, *event) of every output, by the network itself."""

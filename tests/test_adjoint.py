@@ -529,7 +529,7 @@ def test_auto_takes_no_softmax_directions_of_outputs_that_nobody_called_class_sc
 def test_auto_says_what_is_lost_where_all_outputs_are_too_many() -> None:
     x = torch.randn(3, 4)
     model = nn.Sequential(scorer(1000), nn.ReLU(), nn.Linear(1000, 1000))
-    with pytest.warns(favour.ReducedCovariance, match=r"1000 outputs .* a rank of 4 is kept"):
+    with pytest.warns(favour.errors.ReducedCovariance, match=r"1000 outputs .* a rank of 4 is kept"):
         belief = favour.compile(model, x)(x)
     assert belief.directions is None and belief.factor.shape[0] == 4
     favour.compile(model, x, method="dplr")  # asked for by name: nothing to say
@@ -539,7 +539,7 @@ def test_auto_says_what_is_lost_where_all_outputs_are_too_many() -> None:
 def test_probabilities_of_very_many_class_scores_follow_directions_whatever_the_task() -> None:
     x = torch.randn(3, 4)
     model = nn.Sequential(scorer(1000), nn.ReLU(), nn.Linear(1000, 1000)).double()
-    with pytest.warns(favour.ReducedCovariance):
+    with pytest.warns(favour.errors.ReducedCovariance):
         plain = favour.compile(model, x.double())
     told = favour.compile(model, x.double(), task="classification")
     torch.testing.assert_close(plain.probabilities(x.double()), told.probabilities(x.double()))

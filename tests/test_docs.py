@@ -28,7 +28,7 @@ import typer.main
 
 import favour
 import favour.cli
-from favour.methods import choice
+from favour.methods import auto, dplr
 from favour.rules.registry import RULES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -238,18 +238,18 @@ def test_a_wrong_command_is_found(command):
 def test_every_public_name_is_in_the_api():
     """All that `import favour` offers is documented, itself or with its module."""
     listed = set(re.findall(r"^::: favour\.([\w.]+)", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE))
-    for public, thing in vars(favour).items():
-        if public.startswith("_") or not getattr(thing, "__module__", "").startswith("favour"):
-            continue
-        home = thing.__module__.removeprefix("favour.")
+    listed |= {name.split(".")[0] for name in listed}
+    for public in favour.__all__:
+        thing = getattr(favour, public)
+        home = getattr(thing, "__module__", thing.__name__).removeprefix("favour.")
         assert {public, home, f"{home}.{public}"} & listed, f"`favour.{public}` is not in docs/api.md"
 
 
 def test_numbers_of_the_cost_model_are_current():
     text = (ROOT / "docs" / "choosing.md").read_text()
-    assert f"is at most {choice.AFFORDABLE:.0f} for all outputs" in text
-    assert f"get {choice.DIRECTIONS} directions" in text and f"`dplr` of rank {choice.DEFAULT_RANK['dplr']}," in text
-    assert f"at most {choice.SMALL / 1e7:.0f}·10⁷ multiplications" in text
+    assert f"is at most {auto.AFFORDABLE:.0f} for all outputs" in text
+    assert f"get {auto.DIRECTIONS} directions" in text and f"`dplr` of rank {dplr.RANK}," in text
+    assert f"at most {auto.SMALL / 1e7:.0f}·10⁷ multiplications" in text
 
 
 def test_every_promise_has_its_test():

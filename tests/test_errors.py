@@ -12,10 +12,10 @@ from favour import Belief, FavourError
 float64 = torch.float64
 
 # Each error of ours, and the built-in it also is.
-VALUE = (favour.InvalidValue, ValueError)
-SHAPE = (favour.ShapeMismatch, ValueError)
-TYPE = (favour.InvalidType, TypeError)
-NAME = (favour.UnknownName, KeyError)
+VALUE = (favour.errors.InvalidValue, ValueError)
+SHAPE = (favour.errors.ShapeMismatch, ValueError)
+TYPE = (favour.errors.InvalidType, TypeError)
+NAME = (favour.errors.UnknownName, KeyError)
 
 
 def mlp() -> nn.Sequential:
@@ -59,21 +59,21 @@ def with_entry(value: float) -> Tensor:
 BAD_CALLS = {
     "features": (
         lambda p: p(torch.zeros(4, 7, dtype=float64)),
-        favour.ShapeMismatch,
+        favour.errors.ShapeMismatch,
         ValueError,
         "(4, 7)",
         "(batch, 3)",
     ),
     "dimensions": (
         lambda p: p(torch.zeros(3, dtype=float64)),
-        favour.ShapeMismatch,
+        favour.errors.ShapeMismatch,
         ValueError,
         "(3,)",
         "(batch, 3)",
     ),
     "too many dimensions": (
         lambda p: p(torch.zeros(2, 4, 3, dtype=float64)),
-        favour.ShapeMismatch,
+        favour.errors.ShapeMismatch,
         ValueError,
         "(2, 4, 3)",
     ),
@@ -89,7 +89,7 @@ BAD_CALLS = {
     "keyword": (lambda p: p(input=X), *TYPE, "call it the way"),
     "belief features": (
         lambda p: p(Belief.point(torch.zeros(4, 7))),
-        favour.ShapeMismatch,
+        favour.errors.ShapeMismatch,
         ValueError,
         "(4, 7)",
     ),
@@ -216,7 +216,7 @@ def test_posterior_on_an_operation_without_a_rule_for_it() -> None:
     options = {"posterior": {"1.weight": torch.ones(3, dtype=float64)}}
     fails(
         lambda: favour.compile(model, X, **options),
-        favour.UnsupportedOperation,
+        favour.errors.UnsupportedOperation,
         NotImplementedError,
         "`1.weight`",
         "prelu",
@@ -273,8 +273,8 @@ def test_every_error_is_a_favour_error_and_a_builtin() -> None:
 
 
 def test_unknown_name_prints_its_message_plainly() -> None:
-    assert str(favour.UnknownName("no `x`")) == "no `x`"
-    assert str(favour.UnknownName()) == ""
+    assert str(favour.errors.UnknownName("no `x`")) == "no `x`"
+    assert str(favour.errors.UnknownName()) == ""
 
 
 def test_lines_inside_favours_own_layers_are_not_the_users():

@@ -469,13 +469,13 @@ def test_large_products_are_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_refuses_what_it_cannot_do() -> None:
     predict = favour.compile(small(), randn(4, 3))
-    with pytest.raises(favour.InvalidValue, match="4 inputs do not make groups of 3"):
+    with pytest.raises(favour.errors.InvalidValue, match="4 inputs do not make groups of 3"):
         predict.joint(randn(4, 3), group=3)
-    with pytest.raises(favour.InvalidType, match="whole number"):
+    with pytest.raises(favour.errors.InvalidType, match="whole number"):
         predict.joint(randn(4, 3), group=2.0)  # type: ignore[arg-type]
-    with pytest.raises(favour.InvalidValue, match="`masks` is 'same'"):
+    with pytest.raises(favour.errors.InvalidValue, match="`masks` is 'same'"):
         predict.joint(randn(4, 3), masks="same")
-    with pytest.raises(favour.InvalidValue, match="there must be an input"):
+    with pytest.raises(favour.errors.InvalidValue, match="there must be an input"):
         predict.joint(randn(0, 3))
 
 

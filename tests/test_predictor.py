@@ -252,7 +252,7 @@ def test_predict_at_a_container() -> None:
 
 
 def test_predict_at_an_unknown_module_lists_the_known() -> None:
-    with pytest.raises(favour.UnknownName, match=r"'hidden'.*'0'.*'6'"):
+    with pytest.raises(favour.errors.UnknownName, match=r"'hidden'.*'0'.*'6'"):
         favour.compile(mlp(), inputs(), at="hidden")
 
 
@@ -387,7 +387,7 @@ def test_predict_to_float64_copies() -> None:
     with torch.no_grad():
         model[0].weight.zero_()
     same(predict(x.double()), belief, 0)  # the copies are its own now
-    with pytest.raises(favour.InvalidType, match="float64"):
+    with pytest.raises(favour.errors.InvalidType, match="float64"):
         predict(x)
 
 
@@ -583,7 +583,7 @@ def test_loaded_predictor_is_independent_of_the_model(tmp_path: Path) -> None:
         model[0].weight.zero_()
     assert (loaded(x).mean - predict(x).mean).abs().max() > 1e-3
     assert loaded.to(torch.float32)(x.float()).mean.dtype == torch.float32
-    with pytest.raises(favour.ShapeMismatch, match=r"\(4, 5\)"):
+    with pytest.raises(favour.errors.ShapeMismatch, match=r"\(4, 5\)"):
         favour.load(tmp_path / "p")(inputs(4, 5))
 
 
@@ -598,7 +598,7 @@ def test_load_truncated_file(keep: float, tmp_path: Path) -> None:
     path = saved(tmp_path)
     content = path.read_bytes()
     path.write_bytes(content[: int(keep * len(content)) if isinstance(keep, float) else keep])
-    with pytest.raises(favour.CorruptFile, match=r"p\.favour") as caught:
+    with pytest.raises(favour.errors.CorruptFile, match=r"p\.favour") as caught:
         favour.load(path)
     assert isinstance(caught.value, ValueError)
 
@@ -607,7 +607,7 @@ def test_load_truncated_file(keep: float, tmp_path: Path) -> None:
 def test_load_garbage(garbage: bytes, tmp_path: Path) -> None:
     path = tmp_path / "p.favour"
     path.write_bytes(garbage)
-    with pytest.raises(favour.CorruptFile):
+    with pytest.raises(favour.errors.CorruptFile):
         favour.load(path)
 
 
@@ -637,7 +637,7 @@ def test_load_malicious_pickle_executes_nothing(form: str, tmp_path: Path) -> No
             for item in source.namelist():
                 data = pickle.dumps(Bomb(trace)) if item.endswith("data.pkl") else source.read(item)
                 target.writestr(item, data)
-    with pytest.raises(favour.CorruptFile):
+    with pytest.raises(favour.errors.CorruptFile):
         favour.load(path)
     assert not trace.exists()
 
@@ -728,7 +728,7 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_load_tampered_file(name: str, tmp_path: Path) -> None:
     path = tampered(tmp_path, CHANGES[name])
-    with pytest.raises(favour.CorruptFile):
+    with pytest.raises(favour.errors.CorruptFile):
         favour.load(path)
 
 

@@ -87,17 +87,17 @@ def test_mixing_the_batch_is_refused(name):
 @pytest.mark.parametrize("method", ["auto", "diag", "dplr", "full"])
 def test_the_message_names_operation_and_place(method):
     told = r"(?s)dimension 0.*aten\.flip\.default` at .*test_rows\.py:\d+"
-    with pytest.raises(favour.UnsupportedOperation, match=told):
+    with pytest.raises(favour.errors.UnsupportedOperation, match=told):
         favour.compile(Behind(MIXING["flip"]), torch.randn(5, 4), method=method)
 
 
 def test_all_such_operations_in_one_message():
-    with pytest.raises(favour.UnsupportedOperation, match=r"(?s)2 operation.*aten\.flip.*aten\.index_select"):
+    with pytest.raises(favour.errors.UnsupportedOperation, match=r"(?s)2 operation.*aten\.flip.*aten\.index_select"):
         favour.compile(Behind(lambda z: z.flip(0).index_select(0, turned(z))), torch.randn(5, 4))
 
 
 def test_an_example_of_one_input_is_enough():
-    with pytest.raises(favour.UnsupportedOperation, match=r"aten\.flip"):
+    with pytest.raises(favour.errors.UnsupportedOperation, match=r"aten\.flip"):
         favour.compile(Behind(MIXING["flip"]), torch.randn(1, 4))
 
 
@@ -115,7 +115,7 @@ def test_beliefs_as_inputs_are_looked_at_when_they_come():
     x = torch.randn(5, 4)
     predict = favour.compile(Turned(), x)
     torch.testing.assert_close(predict(x).mean, x.flip(0))
-    with pytest.raises(favour.UnsupportedOperation, match=r"aten\.flip"):
+    with pytest.raises(favour.errors.UnsupportedOperation, match=r"aten\.flip"):
         predict(favour.Belief(x, diag=torch.ones_like(x)))
 
 
@@ -128,7 +128,7 @@ def test_a_rule_of_the_users_that_mixes_is_refused():
 
     try:
         favour.rule(overload, override=True)(upside_down)
-        with pytest.raises(favour.UnsupportedOperation, match=r"aten\.rot90"):
+        with pytest.raises(favour.errors.UnsupportedOperation, match=r"aten\.rot90"):
             favour.compile(Behind(lambda z: z.unsqueeze(2).rot90(0, [1, 2]).squeeze(2)), torch.randn(5, 4))
     finally:
         RULES[overload] = before

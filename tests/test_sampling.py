@@ -294,7 +294,7 @@ def test_symbolic_sizes_are_read_as_arithmetic() -> None:
         assert size_of(text, sizes) == value
     assert size_of(5, {}) == 5
     for text in ("s2", "s0.bit_length()", "__import__('os')", "s0 if s1 else 2", "print(1)"):
-        with pytest.raises(favour.UnsupportedOperation):
+        with pytest.raises(favour.errors.UnsupportedOperation):
             size_of(text, sizes)
 
 
@@ -346,5 +346,5 @@ def test_predictor_samples_the_same_network() -> None:
     draws = predict.sample(x, n=50_000, generator=generator())
     belief = predict(x).detach()
     assert_moments(draws, belief.mean, belief.covariance_matrix)
-    with pytest.raises(favour.InvalidType, match="plain tensors"):
+    with pytest.raises(favour.errors.InvalidType, match="plain tensors"):
         predict.sample(favour.Belief.point(x), n=2)

@@ -165,19 +165,19 @@ def test_error_of_the_loader_names_the_batch_and_comes_behind_earlier_results(pr
     ],
 )
 def test_unfit_batches_are_described(two, batch, text):
-    with pytest.raises(favour.InvalidType, match=text):
+    with pytest.raises(favour.errors.InvalidType, match=text):
         list(two.stream([batch]))
 
 
 def test_unknown_results_and_devices_are_refused_at_once(predict):
-    with pytest.raises(favour.InvalidValue, match="choose from mean"):
+    with pytest.raises(favour.errors.InvalidValue, match="choose from mean"):
         predict.stream([], results=["median"])
-    with pytest.raises(favour.InvalidValue, match="prefetch"):
+    with pytest.raises(favour.errors.InvalidValue, match="prefetch"):
         predict.stream([], prefetch=0)
-    with pytest.raises(favour.InvalidType, match="iterable of batches"):
+    with pytest.raises(favour.errors.InvalidType, match="iterable of batches"):
         predict.stream(3)
     if not torch.cuda.is_available():
-        with pytest.raises(favour.InvalidValue, match="no GPU"):
+        with pytest.raises(favour.errors.InvalidValue, match="no GPU"):
             predict.stream([], "cuda")
 
 
@@ -193,7 +193,7 @@ def test_results_of_several_outputs_need_functions():
 
     predict = favour.compile(Pair(), torch.randn(4, 3))
     x = torch.randn(4, 3)
-    with pytest.raises(favour.InvalidType, match="batch 0: the model returns a tuple"):
+    with pytest.raises(favour.errors.InvalidType, match="batch 0: the model returns a tuple"):
         list(predict.stream([x], results=["mean"]))
     (found,) = predict.stream([x], results={"second": lambda pair: pair[1].mean})
     torch.testing.assert_close(found["second"], predict(x)[1].mean)

@@ -28,7 +28,7 @@ from favour.graph.graph_io import (
 )
 from favour.graph.node import Graph, Node
 from favour.graph.rehearsal import rehearse
-from favour.methods.settings import Settings
+from favour.methods.keywords import read, written
 from favour.posterior import Posterior
 from favour.predictor.predictor import Predictor
 
@@ -68,7 +68,7 @@ def _content(predictor: Predictor) -> dict[str, Any]:
     arguments: dict[str, Tensor] = {}
     described = graph_to_json(predictor.graph, arguments)
     posterior_tensors, posterior_description = predictor.posterior().state()
-    settings, settings_tensors = predictor.settings.describe()
+    settings, settings_tensors = written(predictor.asked, predictor.numerics)
     return {
         "graph": json.dumps(described),
         "settings": json.dumps(settings),
@@ -89,11 +89,12 @@ def _predictor(content: Mapping[str, Any], name: str) -> Predictor:
         store = _tensors(content, "store")
         constants = {str(key): store[f"constant.{key}".replace(".", "/")] for key in content["constants"]}
         graph = graph_from_json(json.loads(content["graph"]), _tensors(content, "arguments"), constants)
-        settings = Settings.restore(json.loads(content["settings"]), _tensors(content, "settings_tensors"))
-        settings.validate()
+        method, numerics = read(json.loads(content["settings"]), _tensors(content, "settings_tensors"))
+        method.validate(numerics)
+        numerics.validate()
         posterior = Posterior.from_state(_tensors(content, "posterior_tensors"), json.loads(content["posterior"]))
         sizes = {str(k): int(v) for k, v in content.get("sizes", {}).items()}
-        predictor = Predictor(graph, settings, posterior, None)
+        predictor = Predictor(graph, method, posterior, None, numerics)
         for key, tensor in store.items():
             trained = content["parameters"].get(key)
             predictor.store.put(

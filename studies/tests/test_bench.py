@@ -210,13 +210,13 @@ def test_planted_data_are_reproducible_and_separable():
 
 
 def test_unknown_names_are_listed():
-    with pytest.raises(favour.UnknownName, match="there are regression, mlp"):
+    with pytest.raises(favour.errors.UnknownName, match="there are regression, mlp"):
         networks.chosen("mlp,none")
-    with pytest.raises(favour.UnknownName, match="there are auto"):
+    with pytest.raises(favour.errors.UnknownName, match="there are auto"):
         suite.methods("none")
-    with pytest.raises(favour.InvalidValue, match="modes"):
+    with pytest.raises(favour.errors.InvalidValue, match="modes"):
         suite.run("mlp", modes=("fast",))
-    with pytest.raises(favour.InvalidValue, match="batches"):
+    with pytest.raises(favour.errors.InvalidValue, match="batches"):
         suite.run("mlp", batches=(0,))
 
 
@@ -281,7 +281,7 @@ def test_figure_is_drawn(result, tmp_path):
     from favour_studies.bench import figure
 
     assert figure.draw(result[0], tmp_path / "bench.png").stat().st_size > 10_000
-    with pytest.raises(favour.InvalidValue, match="at batch 77"):
+    with pytest.raises(favour.errors.InvalidValue, match="at batch 77"):
         figure.draw(result[0], tmp_path / "none.png", batch=77)
 
 
@@ -307,7 +307,7 @@ def test_comparison_flags_what_is_beyond_the_spreads(result):
 def test_files_that_are_no_record_are_refused(tmp_path):
     path = tmp_path / "other.json"
     path.write_text('{"rows": []}')
-    with pytest.raises(favour.CorruptFile, match="no result of `favour bench`"):
+    with pytest.raises(favour.errors.CorruptFile, match="no result of `favour bench`"):
         record.read(path)
 
 
@@ -322,4 +322,4 @@ def test_command_compares_two_files(result, tmp_path):
     done = typer.CliRunner().invoke(build(), command)
     assert done.exit_code == 0 and "4 rows compared, 0 changed beyond noise." in done.output
     done = typer.CliRunner().invoke(build(), ["bench", "--only-compare"])
-    assert isinstance(done.exception, favour.InvalidValue)
+    assert isinstance(done.exception, favour.errors.InvalidValue)

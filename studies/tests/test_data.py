@@ -33,7 +33,7 @@ def test_uci_bad(folder: Path, name: str, split: int) -> None:
 
 def test_uci_corrupt(folder: Path) -> None:
     (folder / "uci" / "boston.csv").write_text("x1,x2,y\n1,2,oops\n")
-    with pytest.raises(favour.CorruptFile, match="boston"):
+    with pytest.raises(favour.errors.CorruptFile, match="boston"):
         uci("boston", 0, folder)
 
 
@@ -45,7 +45,7 @@ def test_images_unknown_or_missing(tmp_path: Path) -> None:
         images("mnist", "test", tmp_path)
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / "test-00000-of-00001.parquet").write_bytes(b"not a table")
-    with pytest.raises(favour.CorruptFile, match="mnist"):
+    with pytest.raises(favour.errors.CorruptFile, match="mnist"):
         images("mnist", "test", tmp_path)
 
 

@@ -118,7 +118,7 @@ def test_checkpoint_damaged(tmp_path, damage):
     path = tmp_path / "x.safetensors"
     whole = encode({"a": torch.ones(100)}, {})
     path.write_bytes(whole[:-10] if damage is None else damage)
-    with pytest.raises(favour.CorruptFile, match=r"x\.safetensors"):
+    with pytest.raises(favour.errors.CorruptFile, match=r"x\.safetensors"):
         decode(path)
 
 
@@ -145,7 +145,7 @@ def test_json_is_plain(tmp_path):
     assert json.loads(path.read_text()) == {"t": [1.0, None], "n": 2.0}
     assert plain((1, 2)) == [1, 2]
     path.write_text("{")
-    with pytest.raises(favour.CorruptFile, match=r"y\.json"):
+    with pytest.raises(favour.errors.CorruptFile, match=r"y\.json"):
         read_json(path)
     assert stat([1.0])["sd"] is None
 
@@ -544,13 +544,13 @@ def _check_results(folder: Path) -> None:
 
 def test_ood_without_the_hub(monkeypatch, tmp_path):
     def unreachable(*arguments):
-        raise favour.CorruptFile("no network")
+        raise favour.errors.CorruptFile("no network")
 
     monkeypatch.setattr(ood, "pictures", unreachable)
     run = Run(TINY, "/folder", tmp_path, tmp_path)
     row, models = ood.one_pair(run, ("cifar10", "cifar100"))
     assert row["available"] is False and "could not be reached" in row["why"] and list(models) == []
-    with pytest.raises(favour.CorruptFile):
+    with pytest.raises(favour.errors.CorruptFile):
         ood.one_pair(run, ("cifar10", "svhn"))
 
 
@@ -582,7 +582,7 @@ def test_the_hub_is_asked_once(monkeypatch):
     monkeypatch.setattr(hub.HfApi, "dataset_info", info)
     monkeypatch.setattr(datasets, "load_dataset", load)
     before = datasets.config.HF_HUB_OFFLINE
-    with pytest.raises(favour.CorruptFile, match="cifar100"):
+    with pytest.raises(favour.errors.CorruptFile, match="cifar100"):
         data.images("cifar100", "test", "hub")
     assert len(asked) == 1 and asked[0][1] <= 5 and offline == [True]
     assert before == datasets.config.HF_HUB_OFFLINE
@@ -598,7 +598,7 @@ def test_pack_round_trip(tmp_path):
     back, want = images("mnist", "test", tmp_path), images("digits", "test")
     assert torch.equal(back.x, want.x) and torch.equal(back.y.long(), want.y.long())
     (tmp_path / "mnist-test-0.npz").write_bytes(b"no")
-    with pytest.raises(favour.CorruptFile, match="mnist-test-0"):
+    with pytest.raises(favour.errors.CorruptFile, match="mnist-test-0"):
         images("mnist", "test", tmp_path)
 
 

@@ -146,7 +146,7 @@ def test_plain_members_of_an_ensemble_run_in_eval_mode():
     with torch.no_grad():
         members[0][3].bias += 1.0  # tensors are shared
     assert_close(predict(x).mean, want.mean(0) + 0.5)
-    with pytest.raises(favour.NotCalibrated):
+    with pytest.raises(favour.errors.NotCalibrated):
         predict.interval(x)
     y = want.mean(0) + torch.randn(150, 3)
     low, high = predict.with_noise(1.0).interval(x, 0.9)

@@ -143,13 +143,13 @@ def test_joint_outputs_density_and_errors() -> None:
     values = joint.sample(())
     reference = torch.distributions.MultivariateNormal(joint.belief.mean, joint.belief.covariance_matrix)
     close(joint.log_prob(values), reference.log_prob(torch.cat(values, 1)), 1e-8)
-    with pytest.raises(favour.UnknownName, match=r"'2'.*\['0', '1'\]"):
+    with pytest.raises(favour.errors.UnknownName, match=r"'2'.*\['0', '1'\]"):
         joint.cross_covariance("2", "0")
-    with pytest.raises(favour.InvalidValue, match="no output 5"):
+    with pytest.raises(favour.errors.InvalidValue, match="no output 5"):
         joint.marginal(5)
-    with pytest.raises(favour.ShapeMismatch, match="log_prob"):
+    with pytest.raises(favour.errors.ShapeMismatch, match="log_prob"):
         joint.log_prob((values[0][:2], values[1]))
-    with pytest.raises(favour.InvalidType, match="structure"):
+    with pytest.raises(favour.errors.InvalidType, match="structure"):
         joint.log_prob([values[0], values[1]])
 
 
@@ -318,14 +318,14 @@ def test_dynamic_resolution(dynamic) -> None:
         close(predict(x).mean, fixed(x).mean)
         close(predict(x).covariance_matrix, fixed(x).covariance_matrix)
         assert predict.sample(x, n=3).shape == (3, batch, 3)
-    with pytest.raises(favour.ShapeMismatch, match="dynamic="):
+    with pytest.raises(favour.errors.ShapeMismatch, match="dynamic="):
         predict(randn(2, 3, 8, 8))
 
 
 def test_dynamic_one_dimension_leaves_the_other_fixed() -> None:
     predict = favour.compile(Pooled(), torch.randn(2, 2, 8, 8), dynamic=3)
     assert predict(torch.randn(2, 2, 8, 11)).mean.shape == (2, 3)
-    with pytest.raises(favour.ShapeMismatch):
+    with pytest.raises(favour.errors.ShapeMismatch):
         predict(torch.randn(2, 2, 11, 8))
 
 
@@ -350,7 +350,7 @@ def test_dynamic_sequence_length(dynamic, method: str, tmp_path: Path) -> None:
             if method == "adjoint":
                 close(p(*x).covariance_matrix, fixed(*x).covariance_matrix)
             assert p.sample(*x, n=2).shape == (2, n, 3)
-    with pytest.raises(favour.ShapeMismatch):
+    with pytest.raises(favour.errors.ShapeMismatch):
         predict(torch.zeros(2, 5, dtype=torch.long), torch.zeros(2, 6, dtype=torch.bool))
 
 
@@ -391,24 +391,24 @@ def test_dynamic_choice_by_the_example() -> None:
 
     few = favour.compile(PerPosition(), torch.randn(2, 4, 3), dynamic=1)
     many = favour.compile(PerPosition(), torch.randn(2, 2000, 3), dynamic=1)
-    assert next(iter(few._choices.values())).method == "adjoint"
-    assert next(iter(many._choices.values())).method == "dplr"
+    assert few.method.name == "adjoint"
+    assert many.method.name == "dplr"
 
 
 def test_dynamic_refusals() -> None:
     x = torch.randn(2, 2, 8, 8)
-    with pytest.raises(favour.CaptureError, match=r"dimension 1 of `image`.*fixes it"):
+    with pytest.raises(favour.errors.CaptureError, match=r"dimension 1 of `image`.*fixes it"):
         favour.compile(Pooled(), x, dynamic=(1, 2))
-    with pytest.raises(favour.InvalidValue, match="size 1 in the example"):
+    with pytest.raises(favour.errors.InvalidValue, match="size 1 in the example"):
         favour.compile(Pooled(), x[:, :, :1], dynamic=2)
-    with pytest.raises(favour.InvalidValue, match="dimension 4 of `image`"):
+    with pytest.raises(favour.errors.InvalidValue, match="dimension 4 of `image`"):
         favour.compile(Pooled(), x, dynamic={"image": 4})
-    with pytest.raises(favour.InvalidValue, match="no input has such a dimension"):
+    with pytest.raises(favour.errors.InvalidValue, match="no input has such a dimension"):
         favour.compile(Pooled(), x, dynamic=7)
-    with pytest.raises(favour.UnknownName, match=r"'picture'.*`image` \(2, 2, 8, 8\)"):
+    with pytest.raises(favour.errors.UnknownName, match=r"'picture'.*`image` \(2, 2, 8, 8\)"):
         favour.compile(Pooled(), x, dynamic={"picture": 2})
     for wrong in ("image", 2.5, {"image": "2"}, [True]):
-        with pytest.raises(favour.InvalidType, match="dynamic"):
+        with pytest.raises(favour.errors.InvalidType, match="dynamic"):
             favour.compile(Pooled(), x, dynamic=wrong)
 
 
@@ -425,14 +425,14 @@ def test_dynamic_names_inside_containers() -> None:
     predict = favour.compile(Bag(), example, dynamic={"batch.a": 1, "c": 1})
     other = {"batch": {"a": torch.randn(3, 7), "b": torch.randn(3, 4)}, "c": torch.randn(3, 2)}
     torch.testing.assert_close(predict(**other).mean, Bag().eval()(**other))
-    with pytest.raises(favour.ShapeMismatch):
+    with pytest.raises(favour.errors.ShapeMismatch):
         predict(batch={"a": torch.randn(2, 3), "b": torch.randn(2, 5)}, c=torch.randn(2, 5))
 
 
 def test_symbolic_sizes() -> None:
     assert size_of("(((s0 - 1)//2)) + 1", {"s0": 9}) == 5
     assert size_of("Max(1, 2*s0**2 % 5)", {"s0": 4}) == 2
-    with pytest.raises(favour.UnsupportedOperation, match="s1"):
+    with pytest.raises(favour.errors.UnsupportedOperation, match="s1"):
         size_of("s1 + 1", {"s0": 4})
 
 
@@ -502,11 +502,11 @@ def test_inputs_as_people_pass_them(name: str, tmp_path: Path) -> None:
 
 def test_inputs_of_another_kind_are_refused() -> None:
     predict = favour.compile(Inputs(), {"x": torch.randn(2, 4), "mask": torch.rand(2, 4) < 0.5})
-    with pytest.raises(favour.InvalidType, match="bool"):
+    with pytest.raises(favour.errors.InvalidType, match="bool"):
         predict(x=torch.randn(2, 4), mask=torch.ones(2, 4))
-    with pytest.raises(favour.InvalidType, match="structure"):
+    with pytest.raises(favour.errors.InvalidType, match="structure"):
         predict(torch.randn(2, 4), mask=torch.rand(2, 4) < 0.5)
-    with pytest.raises(favour.InvalidType, match="NoneType"):
+    with pytest.raises(favour.errors.InvalidType, match="NoneType"):
         predict(x=torch.randn(2, 4), mask=None)
 
 

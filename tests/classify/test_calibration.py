@@ -310,7 +310,7 @@ def test_calibrated_probabilities_are_those_of_the_scaled_law(end):
 def test_a_bare_predictor_has_no_interval():
     x = torch.randn(5, 2)
     predict = favour.compile(nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.2), nn.Linear(8, 1)), x)
-    with pytest.raises(favour.NotCalibrated, match=r"favour\.calibrate"):
+    with pytest.raises(favour.errors.NotCalibrated, match=r"favour\.calibrate"):
         predict.interval(x, 0.9)
     noisy = predict.with_noise(2.0)
     low, high = noisy.interval(x, 0.9)
@@ -330,7 +330,7 @@ def test_a_bare_predictor_has_no_interval():
 def test_a_calibrated_classifier_has_no_interval():
     x = torch.randn(30, 2)
     fitted = favour.calibrate(favour.compile(classifier(), x[:2]), (x, torch.randint(3, (30,))))
-    with pytest.raises(favour.NotCalibrated, match="ConformalSet"):
+    with pytest.raises(favour.errors.NotCalibrated, match="ConformalSet"):
         fitted.interval(x, 0.9)
 
 
@@ -395,7 +395,7 @@ def test_a_conformal_interval_takes_inputs_or_beliefs_and_any_level():
     wide = favour.ConformalInterval(table(rows(300)), y, 0.99)(table(rows(5)))
     torch.testing.assert_close(fitted.interval(rows(5), 0.99), wide)
     torch.testing.assert_close(by_belief.interval(table(rows(5)), level=0.99), wide)
-    with pytest.raises(favour.NotCalibrated, match=r"ConformalInterval\.fit"):
+    with pytest.raises(favour.errors.NotCalibrated, match=r"ConformalInterval\.fit"):
         by_belief.interval(rows(5))
     with pytest.raises(InvalidValue, match="held-out inputs"):
         fitted.interval(rows(5), 0.999)

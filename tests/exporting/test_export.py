@@ -217,7 +217,7 @@ def test_export_leaves_the_predictor_alone(tmp_path):
     model = favour.load_exported(favour.export(predict, tmp_path / "net.pt2"))
     with torch.no_grad():
         net[0].weight.mul_(2.0)
-    assert predict.settings.memory == 2**20
+    assert predict.numerics.memory == 2**20
     assert not torch.allclose(predict(x).covariance_matrix, before)  # still follows the model
     np.testing.assert_allclose(model(x)["covariance"], before.detach(), rtol=1e-4)  # the file does not
 

@@ -105,7 +105,7 @@ def test_every_flipped_byte_is_found(form, saved, exported, tmp_path):
         content = bytearray(whole)
         content[place] ^= 1 << int(generator.integers(8))
         path.write_bytes(content)
-        with pytest.raises(favour.CorruptFile, match="flipped"):
+        with pytest.raises(favour.errors.CorruptFile, match="flipped"):
             answer(path)
 
 
@@ -123,10 +123,10 @@ def test_every_truncation_is_found(form, saved, exported, tmp_path):
     ]
     for gone in places:
         path.write_bytes(whole[: len(whole) - int(gone)])
-        with pytest.raises(favour.CorruptFile, match="cut"):
+        with pytest.raises(favour.errors.CorruptFile, match="cut"):
             answer(path)
     path.write_bytes(whole + b"more")
-    with pytest.raises(favour.CorruptFile, match="cut"):
+    with pytest.raises(favour.errors.CorruptFile, match="cut"):
         answer(path)
 
 
@@ -180,7 +180,7 @@ def test_damage_to_members_is_found_without_a_checksum_too(saved, tmp_path):
         info = next(i for i in archive.infolist() if i.filename.endswith("data/0"))
     content[info.header_offset + 200] ^= 4  # among the numbers, which are aligned to 64 bytes
     old.write_bytes(content)
-    with pytest.raises(favour.CorruptFile), warnings.catch_warnings():
+    with pytest.raises(favour.errors.CorruptFile), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         favour.load(old)
 
@@ -203,7 +203,7 @@ def crafted(saved, tmp_path, change):
 def refused(path, words="crafted|p.favour"):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UncheckedFile)
-        with pytest.raises(favour.CorruptFile, match=words):
+        with pytest.raises(favour.errors.CorruptFile, match=words):
             favour.load(path)
 
 
@@ -325,7 +325,7 @@ def test_what_a_file_may_not_name_is_refused_when_saving(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         predict = favour.compile(Odd().eval(), torch.zeros(2, 3))
-        with pytest.raises(favour.UnsupportedOperation, match="none of those that files may name"):
+        with pytest.raises(favour.errors.UnsupportedOperation, match="none of those that files may name"):
             predict.save(tmp_path / "p.favour")
     assert not list(tmp_path.iterdir())
 
@@ -407,7 +407,7 @@ def test_compressed_members_are_refused(saved, exported, tmp_path):
         zipfile.ZIP_DEFLATED,
     )
     assert bomb.stat().st_size < 2**20
-    with pytest.raises(favour.CorruptFile, match="compressed"):
+    with pytest.raises(favour.errors.CorruptFile, match="compressed"):
         favour.load_exported(bomb)
 
 
@@ -486,9 +486,9 @@ def test_onnx_files_that_ask_for_more_are_refused(exported, tmp_path):
             "If",
         ),
     ):
-        with pytest.raises(favour.CorruptFile, match=words):
+        with pytest.raises(favour.errors.CorruptFile, match=words):
             favour.load_exported(onnx_with(node, tmp_path, exported))
-    with pytest.raises(favour.CorruptFile, match="another file"):
+    with pytest.raises(favour.errors.CorruptFile, match="another file"):
         favour.load_exported(onnx_with(None, tmp_path, exported, external=True))
 
 
@@ -525,7 +525,7 @@ def test_archives_may_name_only_what_is_admitted(exported, tmp_path):
             return json.dumps(described).encode()
 
         path = rewritten(exported("pt2"), tmp_path / "crafted.pt2", change)
-        with pytest.raises(favour.CorruptFile), warnings.catch_warnings():
+        with pytest.raises(favour.errors.CorruptFile), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             favour.load_exported(path)
 
@@ -536,7 +536,7 @@ def test_archive_sizes_are_small_numbers():
     check_size("Mul(Integer(64), Symbol('s13', positive=True, integer=True))")
     check_size("Pow(Symbol('s13', positive=True, integer=True), Integer(2))")
     for bad in ("Pow(Integer(9), Pow(Integer(9), Integer(9)))", "Integer(" + "9" * 30 + ")", "Add(" * 500 + ")" * 500):
-        with pytest.raises(favour.CorruptFile, match="expression"):
+        with pytest.raises(favour.errors.CorruptFile, match="expression"):
             check_size(bad)
 
 
@@ -558,7 +558,7 @@ def test_numbers_outside_tables_are_refused_by_predictors(tables):
     for model in (predict, favour.load(folder / "p.favour")):
         assert model(GOOD).mean.isfinite().all()
         for bad in BAD:
-            with pytest.raises(favour.InvalidValue, match="a table"):
+            with pytest.raises(favour.errors.InvalidValue, match="a table"):
                 model(torch.tensor([bad, [0, 0, 0, 0]]))
 
 
@@ -573,7 +573,7 @@ def test_numbers_outside_tables_are_refused_by_exported_models(form, tables):
     with torch.no_grad():
         np.testing.assert_allclose(model(GOOD)["variance"], predict(GOOD).variance, rtol=1e-4)
     for bad in BAD:
-        with pytest.raises(favour.InvalidValue, match="in a table"):
+        with pytest.raises(favour.errors.InvalidValue, match="in a table"):
             model([bad, [0, 0, 0, 0]])
     if form == "onnx":  # without favour: that row is NaN, the others are right
         session = pytest.importorskip("onnxruntime").InferenceSession(folder / "m.onnx")
@@ -708,7 +708,7 @@ def test_a_pickle_holds_no_code_of_the_model(predict):
     twin = pickle.loads(content)
     torch.testing.assert_close(twin(inputs()).mean, model(inputs()).mean)
     damaged = content.replace(b"aten.linear", b"aten.linxar", 1)
-    with pytest.raises(favour.CorruptFile, match="pickled predictor"):
+    with pytest.raises(favour.errors.CorruptFile, match="pickled predictor"):
         pickle.loads(damaged)
 
 

@@ -122,7 +122,7 @@ def test_capture_batch_norm_uses_running_statistics(training: bool) -> None:
 
 def test_capture_batch_norm_without_statistics_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, track_running_stats=False))
-    with pytest.raises(favour.UnsupportedOperation, match=r"batch_norm at `1`.*running statistics"):
+    with pytest.raises(favour.errors.UnsupportedOperation, match=r"batch_norm at `1`.*running statistics"):
         favour.compile(model, torch.randn(4, 4))
 
 
@@ -257,7 +257,7 @@ def test_capture_flags_are_fixed() -> None:
     x, y = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
     predict = favour.compile(model, {"left": x, "right": y, "flag": False, "scale": 2.0})
     close(predict(left=x, right=y, flag=False, scale=2.0).mean, model(x, y, flag=False, scale=2.0))
-    with pytest.raises(favour.InvalidValue, match="True"):
+    with pytest.raises(favour.errors.InvalidValue, match="True"):
         predict(left=x, right=y, flag=True, scale=2.0)
 
 
@@ -409,9 +409,9 @@ def test_capture_forward_with_variable_arguments() -> None:
 
 
 def test_capture_example_that_does_not_fit_the_signature() -> None:
-    with pytest.raises(favour.InvalidType, match=r"2 positional.*forward\(input"):
+    with pytest.raises(favour.errors.InvalidType, match=r"2 positional.*forward\(input"):
         favour.compile(nn.Linear(3, 2), (torch.randn(2, 3), torch.randn(2, 3)))
-    with pytest.raises(favour.InvalidType, match="missing a required argument"):
+    with pytest.raises(favour.errors.InvalidType, match="missing a required argument"):
         favour.compile(nn.Linear(3, 2), {"inpt": torch.randn(2, 3)})
 
 
@@ -425,7 +425,7 @@ def test_capture_error_names_the_data_dependent_branch() -> None:
                 return x
             return -x
 
-    with pytest.raises(favour.CaptureError) as caught:
+    with pytest.raises(favour.errors.CaptureError) as caught:
         favour.compile(Branching(), torch.randn(3, 2))
     message = str(caught.value)
     assert f"test_graph.py:{line_of('the culprit')} in forward" in message
@@ -438,7 +438,7 @@ def test_capture_error_names_the_numpy_call() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x + torch.from_numpy(np.tanh(x.detach().numpy()))  # leaves torch
 
-    with pytest.raises(favour.CaptureError) as caught:
+    with pytest.raises(favour.errors.CaptureError) as caught:
         favour.compile(Leaving(), torch.randn(3, 2))
     assert f"test_graph.py:{line_of('leaves torch')} in forward" in str(caught.value)
     assert "other libraries" in str(caught.value)
@@ -449,13 +449,13 @@ def test_capture_error_of_the_models_own() -> None:
         def forward(self, x: Tensor) -> Tensor:
             raise ZeroDivisionError("the model's own complaint")
 
-    with pytest.raises(favour.CaptureError, match="the model's own complaint") as caught:
+    with pytest.raises(favour.errors.CaptureError, match="the model's own complaint") as caught:
         favour.compile(Failing(), torch.randn(3, 2))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 def test_capture_error_for_a_wrong_example_shape() -> None:
-    with pytest.raises(favour.CaptureError, match=r"mat1 and mat2|size|shape"):
+    with pytest.raises(favour.errors.CaptureError, match=r"mat1 and mat2|size|shape"):
         favour.compile(nn.Linear(3, 2), torch.randn(4, 5))
 
 
@@ -464,7 +464,7 @@ def test_capture_error_for_a_literal_batch_size() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x.view(6, -1)
 
-    with pytest.raises(favour.CaptureError, match="batch"):
+    with pytest.raises(favour.errors.CaptureError, match="batch"):
         favour.compile(Literal(), torch.randn(6, 2))
 
 
@@ -488,7 +488,7 @@ def test_capture_reports_all_unsupported_operations_at_once() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.exotic(x)
 
-    with pytest.raises(favour.UnsupportedOperation) as caught:
+    with pytest.raises(favour.errors.UnsupportedOperation) as caught:
         favour.compile(Outer(), torch.randn(3, 4))
     message = str(caught.value)
     assert f"no rule for `aten.trapezoid.dx` at `exotic` (test_graph.py:{line_of('first')})" in message
@@ -512,9 +512,11 @@ def test_capture_refuses_the_users_own_randomness() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x + torch.randn_like(x) + torch.rand(3)
 
-    with pytest.raises(favour.UnsupportedOperation, match=r"randn_like.*random numbers(.|\n)*aten.rand\.default"):
+    with pytest.raises(
+        favour.errors.UnsupportedOperation, match=r"randn_like.*random numbers(.|\n)*aten.rand\.default"
+    ):
         favour.compile(Noisy(), torch.randn(2, 3))
-    with pytest.raises(favour.UnsupportedOperation, match=r"randn_like"):
+    with pytest.raises(favour.errors.UnsupportedOperation, match=r"randn_like"):
         favour.sample(Noisy(), torch.randn(2, 3), 2)
 
 
@@ -554,18 +556,18 @@ def test_capture_refuses_mixing_the_batch() -> None:
             x = F.dropout(x, 0.5, self.training)
             return x - x.mean(0, keepdim=True)
 
-    with pytest.raises(favour.UnsupportedOperation, match="batch"):
+    with pytest.raises(favour.errors.UnsupportedOperation, match="batch"):
         favour.compile(Mixing(), torch.randn(4, 3))
 
 
 def test_capture_wants_a_module_and_a_tensor() -> None:
-    with pytest.raises(favour.InvalidType, match=r"torch.nn.Module"):
+    with pytest.raises(favour.errors.InvalidType, match=r"torch.nn.Module"):
         favour.compile(torch.relu, torch.randn(2, 3))  # type: ignore[arg-type]
-    with pytest.raises(favour.InvalidType, match="list"):
+    with pytest.raises(favour.errors.InvalidType, match="list"):
         favour.compile(nn.Linear(3, 2), [torch.randn(2, 3)])
-    with pytest.raises(favour.InvalidValue, match="batch dimension"):
+    with pytest.raises(favour.errors.InvalidValue, match="batch dimension"):
         favour.compile(nn.Linear(3, 2), (1.0,))
-    with pytest.raises(favour.InvalidValue, match="batch dimension"):
+    with pytest.raises(favour.errors.InvalidValue, match="batch dimension"):
         favour.compile(nn.Linear(3, 2), torch.tensor(1.0))
 
 
@@ -594,10 +596,10 @@ def test_dropout_override_per_neuron() -> None:
 
 
 def test_dropout_override_unknown_name_lists_the_known() -> None:
-    with pytest.raises(favour.UnknownName, match=r"blocks\.2.*blocks\.0.*blocks\.1.*head\.drop") as caught:
+    with pytest.raises(favour.errors.UnknownName, match=r"blocks\.2.*blocks\.0.*blocks\.1.*head\.drop") as caught:
         favour.compile(Nested(), torch.randn(2, 5), dropout={"blocks.2": 0.1})
     assert isinstance(caught.value, KeyError) and isinstance(caught.value, ValueError)
-    with pytest.raises(favour.UnknownName, match="no module"):
+    with pytest.raises(favour.errors.UnknownName, match="no module"):
         favour.compile(nn.Linear(2, 2), torch.randn(2, 2), dropout={"x": 0.1})
 
 

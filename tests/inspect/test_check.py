@@ -12,8 +12,7 @@ import favour
 from favour.belief import Belief
 from favour.errors import InvalidValue
 from favour.inspect.check import _spearman
-from favour.methods.choice import Choice
-from favour.methods.settings import Settings
+from favour.methods import METHODS
 
 N = 2000
 
@@ -23,8 +22,7 @@ class Told:
 
     def __init__(self, belief, truth, method="adjoint"):
         self.belief, self.truth = belief, truth
-        self.settings = Settings(method=method)
-        self._choices = {frozenset(): Choice(method, None, 1.0)}
+        self.method = METHODS[method]()
         self.generator = torch.Generator().manual_seed(0)
 
     def __call__(self, x):

@@ -150,14 +150,14 @@ def test_float32_networks_answer_in_the_dtype_of_the_points() -> None:
 
 def test_refusals() -> None:
     m = model()
-    with pytest.raises(favour.UnsupportedOperation, match="without look-ahead"):
+    with pytest.raises(favour.errors.UnsupportedOperation, match="without look-ahead"):
         m.fantasize(torch.rand(2, 2), None)
-    with pytest.raises(favour.UnsupportedOperation, match="train it"):
+    with pytest.raises(favour.errors.UnsupportedOperation, match="train it"):
         m.condition_on_observations(torch.rand(2, 2), torch.rand(2, 1))
-    with pytest.raises(favour.InvalidType, match=r"favour\.compile"):
+    with pytest.raises(favour.errors.InvalidType, match=r"favour\.compile"):
         FavourModel(nn.Linear(2, 1))  # type: ignore[arg-type]
     conv = favour.compile(nn.Sequential(nn.Conv1d(1, 1, 2), nn.Dropout(0.1)), torch.zeros(2, 1, 4))
-    with pytest.raises(favour.ShapeMismatch, match=r"\(batch, d\) to \(batch, n\)"):
+    with pytest.raises(favour.errors.ShapeMismatch, match=r"\(batch, d\) to \(batch, n\)"):
         FavourModel(conv)
     assert m.num_outputs == 1
     assert m.batch_shape == torch.Size([])

@@ -65,7 +65,7 @@ def test_return_cov_agrees_with_return_std(regressor: FavourRegressor) -> None:
     np.testing.assert_allclose(same, mean, rtol=1e-10)
     np.testing.assert_allclose(np.sqrt(np.diag(cov)), std, rtol=1e-8)
     assert np.linalg.eigvalsh(cov).min() > 0
-    with pytest.raises(favour.InvalidValue, match="not both"):
+    with pytest.raises(favour.errors.InvalidValue, match="not both"):
         regressor.predict(X, return_std=True, return_cov=True)
 
 
@@ -142,7 +142,7 @@ def test_module_of_your_own() -> None:
     assert any("running_mean" in name for name in model.state_)
     again = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(model.predict(X), again.predict(X))
-    with pytest.raises(favour.InvalidType, match="must make a torch"):
+    with pytest.raises(favour.errors.InvalidType, match="must make a torch"):
         FavourRegressor(module=lambda a, b: None).fit(X, y)
 
 
@@ -180,7 +180,7 @@ def test_noise_is_the_maximum_of_the_likelihood() -> None:
 )
 def test_wrong_parameters_are_named(wrong: dict[str, Any]) -> None:
     X, y = wave(10)
-    with pytest.raises(favour.InvalidValue, match=f"`{next(iter(wrong))}` is"):
+    with pytest.raises(favour.errors.InvalidValue, match=f"`{next(iter(wrong))}` is"):
         FavourRegressor(**wrong).fit(X, y)
 
 

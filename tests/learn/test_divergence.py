@@ -173,13 +173,13 @@ def test_a_singular_posterior_is_infinitely_far() -> None:
 def test_bad_input() -> None:
     posterior = favour.Posterior({"weight": torch.ones(2, 3)})
     model = nn.Linear(3, 2)
-    with pytest.raises(favour.UnknownName, match="no means for `weight`"):
+    with pytest.raises(favour.errors.UnknownName, match="no means for `weight`"):
         losses.kl(posterior)
-    with pytest.raises(favour.UnknownName, match="no standard deviation for `weight`"):
+    with pytest.raises(favour.errors.UnknownName, match="no standard deviation for `weight`"):
         losses.kl(posterior, {"bias": 1.0}, parameters=model)
-    with pytest.raises(favour.InvalidValue, match="layer"):
+    with pytest.raises(favour.errors.InvalidValue, match="layer"):
         losses.kl(posterior, "each", parameters=model)
     for bad in (0.0, -1.0, math.nan):
-        with pytest.raises(favour.InvalidValue, match="positive"):
+        with pytest.raises(favour.errors.InvalidValue, match="positive"):
             losses.kl(posterior, bad, parameters=model)
     assert float(losses.kl({}, 1.0)) == 0.0

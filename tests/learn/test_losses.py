@@ -217,19 +217,19 @@ BELIEF = favour.Belief(torch.zeros(2, 3), diag=torch.ones(2, 3))
 @pytest.mark.parametrize(
     ("y", "likelihood", "options", "error", "words"),
     [
-        (torch.tensor([0, 3]), "categorical", {}, favour.InvalidValue, "label 3.*0 to 2"),
-        (torch.zeros(2), "categorical", {}, favour.InvalidType, "whole numbers"),
-        (torch.zeros(2, 1).long(), "categorical", {}, favour.ShapeMismatch, r"\(2,\)"),
-        (torch.zeros(2), "gaussian", {"noise": 1.0}, favour.ShapeMismatch, r"\(2, 3\)"),
-        (torch.zeros(2, 3), "gaussian", {}, favour.InvalidValue, "needs `noise`"),
-        (torch.zeros(2, 3), "gaussian", {"noise": 0.0}, favour.InvalidValue, "above 0"),
-        (torch.full((2, 3), math.nan), "gaussian", {"noise": 1.0}, favour.InvalidValue, "nan"),
-        (torch.full((2, 3), 2.0), "bernoulli", {}, favour.InvalidValue, "from 0 to 1"),
-        (torch.full((2, 3), 0.5), "poisson", {}, favour.InvalidValue, "counts"),
-        (torch.zeros(2, 1), "heteroscedastic", {}, favour.ShapeMismatch, "2d"),
-        (torch.zeros(2, 3), "gauss", {}, favour.InvalidValue, "choose one of gaussian"),
-        (torch.zeros(2, 3), "bernoulli", {"noise": 1.0}, favour.InvalidValue, "has none"),
-        (torch.zeros(2, 3), "bernoulli", {"reduction": "all"}, favour.InvalidValue, "'mean'"),
+        (torch.tensor([0, 3]), "categorical", {}, favour.errors.InvalidValue, "label 3.*0 to 2"),
+        (torch.zeros(2), "categorical", {}, favour.errors.InvalidType, "whole numbers"),
+        (torch.zeros(2, 1).long(), "categorical", {}, favour.errors.ShapeMismatch, r"\(2,\)"),
+        (torch.zeros(2), "gaussian", {"noise": 1.0}, favour.errors.ShapeMismatch, r"\(2, 3\)"),
+        (torch.zeros(2, 3), "gaussian", {}, favour.errors.InvalidValue, "needs `noise`"),
+        (torch.zeros(2, 3), "gaussian", {"noise": 0.0}, favour.errors.InvalidValue, "above 0"),
+        (torch.full((2, 3), math.nan), "gaussian", {"noise": 1.0}, favour.errors.InvalidValue, "nan"),
+        (torch.full((2, 3), 2.0), "bernoulli", {}, favour.errors.InvalidValue, "from 0 to 1"),
+        (torch.full((2, 3), 0.5), "poisson", {}, favour.errors.InvalidValue, "counts"),
+        (torch.zeros(2, 1), "heteroscedastic", {}, favour.errors.ShapeMismatch, "2d"),
+        (torch.zeros(2, 3), "gauss", {}, favour.errors.InvalidValue, "choose one of gaussian"),
+        (torch.zeros(2, 3), "bernoulli", {"noise": 1.0}, favour.errors.InvalidValue, "has none"),
+        (torch.zeros(2, 3), "bernoulli", {"reduction": "all"}, favour.errors.InvalidValue, "'mean'"),
     ],
 )
 def test_bad_input(y: Tensor, likelihood: str, options: dict, error: type[Exception], words: str) -> None:
@@ -238,18 +238,18 @@ def test_bad_input(y: Tensor, likelihood: str, options: dict, error: type[Except
 
 
 def test_bad_settings() -> None:
-    with pytest.raises(favour.InvalidValue, match="estimator"):
+    with pytest.raises(favour.errors.InvalidValue, match="estimator"):
         losses.Categorical("exact")
-    with pytest.raises(favour.InvalidValue, match="even"):
+    with pytest.raises(favour.errors.InvalidValue, match="even"):
         losses.Categorical(nodes=3)
-    with pytest.raises(favour.InvalidValue, match="df"):
+    with pytest.raises(favour.errors.InvalidValue, match="df"):
         losses.StudentT(0.0)
-    with pytest.raises(favour.InvalidType, match="Belief"):
+    with pytest.raises(favour.errors.InvalidType, match="Belief"):
         losses.expected_nll([1.0], torch.zeros(1), "gaussian")  # type: ignore[arg-type]
     one = favour.Belief(torch.zeros(2, 1), diag=torch.ones(2, 1))
-    with pytest.raises(favour.ShapeMismatch, match="bernoulli"):
+    with pytest.raises(favour.errors.ShapeMismatch, match="bernoulli"):
         losses.expected_nll(one, torch.zeros(2).long(), "categorical")
-    with pytest.raises(favour.InvalidValue, match="between 0 and 1"):
+    with pytest.raises(favour.errors.InvalidValue, match="between 0 and 1"):
         losses.dropout_kl(torch.tensor([0.0]))
-    with pytest.raises(favour.ShapeMismatch, match="input columns"):
+    with pytest.raises(favour.errors.ShapeMismatch, match="input columns"):
         losses.dropout_kl(torch.tensor([0.1, 0.2]), torch.ones(2, 3))

@@ -377,9 +377,9 @@ def test_models_that_do_not_fit_are_refused(tmp_path, factories, classifier):
     np.save(tmp_path / "x.npy", rows(2))
     out = tmp_path / "out.parquet"
     save_file(network(2).state_dict(), tmp_path / "w.safetensors")
-    with pytest.raises(favour.ShapeMismatch, match=r"3.weight \(2, 16\) for \(3, 16\)"):
+    with pytest.raises(favour.errors.ShapeMismatch, match=r"3.weight \(2, 16\) for \(3, 16\)"):
         rate(tmp_path / "x.npy", "made_up_models:fresh", out, weights=tmp_path / "w.safetensors")
-    with pytest.raises(favour.UnknownName, match="has no `nothing`"):
+    with pytest.raises(favour.errors.UnknownName, match="has no `nothing`"):
         rate(tmp_path / "x.npy", "made_up_models:nothing", out)
     with pytest.raises(TypeError, match="returned a int"):
         rate(tmp_path / "x.npy", "made_up_models:number", out)

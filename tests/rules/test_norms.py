@@ -187,7 +187,7 @@ def test_variance_stays_below_what_the_range_allows(op):
 
 def test_variance_of_one_entry_is_refused_with_a_correction():
     model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Unflatten(1, (3, 1)), Spread())
-    with pytest.raises(favour.UnsupportedOperation, match=r"1 entries.*correction=0"):
+    with pytest.raises(favour.errors.UnsupportedOperation, match=r"1 entries.*correction=0"):
         favour.compile(model, torch.randn(2, 3))
 
 

@@ -141,7 +141,7 @@ def test_compositions_close_where_entries_have_one_path(outer, inner):
     v = rand(shape)
     try:
         got = G.square(v)
-    except favour.UnsupportedOperation as error:
+    except favour.errors.UnsupportedOperation as error:
         assert not one_path or "generic" in (outer, inner), error
         assert "variances cannot be carried" in str(error)
     else:
@@ -162,5 +162,5 @@ def test_a_sum_over_a_matrix_has_many_paths():
     G = compose(weighted_sum(randn(SHAPE), 2, True, 6), Matrix(passing(randn(6, 6))))
     assert isinstance(G.power(2), Unavailable) and "several paths" in G.power(2).reason
     assert isinstance(G.hadamard(G), Unavailable)
-    with pytest.raises(favour.UnsupportedOperation, match="several paths"):
+    with pytest.raises(favour.errors.UnsupportedOperation, match="several paths"):
         G.square(rand(SHAPE))

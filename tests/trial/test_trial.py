@@ -181,8 +181,7 @@ def test_samples_matched_is_the_law_of_samples():
     class Sampled:
         """A predictor whose belief is the mean and covariance of m draws."""
 
-        _choices = ()
-        settings = type("Settings", (), {"method": "adjoint"})
+        method = favour.methods.Adjoint()
 
         def __call__(self, x):
             covariance = torch.einsum("nbi,nbj->bij", d, d) / m

@@ -39,9 +39,9 @@ class Ensemble(nn.Module):
 
     Args:
         members: Predictors from `favour.compile`, or plain networks, whose outputs are taken as certain: copies that
-            share their tensors are run in eval mode, as deep ensembles are, so their dropout is silent (a
-            `favour.SilencedDropout` says so of networks in training mode; compile them to have it counted). All take
-            the same inputs and have outputs of the same shapes.
+            share their tensors are run in eval mode, as deep ensembles are, so their dropout is silent
+            (`favour.errors.SilencedDropout` says so of networks in training mode; compile them to have it counted).
+            All take the same inputs and have outputs of the same shapes.
 
     Example:
         >>> import favour

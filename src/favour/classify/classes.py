@@ -64,17 +64,13 @@ def classifier(predict: Predictor) -> Predictor:
     if not predict._as_classes:
         graph, by = without_links(predict.graph), predict
         if graph is not None:
-            settings = predict.settings
-            if isinstance(settings.directions, Tensor):  # of the outputs, not of the logits
-                settings = replace(settings, directions=None)
-            by = predict._twin(graph, settings)
+            by = predict._twin(graph, predict.asked.over("logits"))
             by.prepare()
-        choice = by.choice
-        if choice is None:
-            return by
-        if by.settings.method == "auto" and choice.method == "dplr":
-            by = predict._twin(by.graph, replace(by.settings, task="classification"))
-            by.prepare()
+        if by.method.partial:
+            asked = by.asked.over("classes")
+            if asked is not by.asked:
+                by = predict._twin(by.graph, asked)
+                by.prepare()
         predict._as_classes.append(by)
     return predict._as_classes[0]
 

@@ -1,4 +1,7 @@
-"""The data, the network and its training: 64-100-100-10 with ReLU and dropout 0.2, on scikit-learn's 8 × 8 digits."""
+"""The data, pictures that are no digits, the network and its training.
+
+64-100-100-10 with ReLU and dropout 0.2, on scikit-learn's 8 × 8 digits.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,18 @@ from favour.extras import require
 
 @dataclass(frozen=True)
 class Data:
-    """Standardised pixels, (N, 64), and labels, (N,)."""
+    """Standardised pixels, (N, 64), and labels, (N,); pixels are centre + scale · x, each (64,)."""
 
     train_x: Tensor
     train_y: Tensor
     test_x: Tensor
     test_y: Tensor
+    centre: Tensor
+    scale: Tensor
+
+    def pixels(self, x: Tensor) -> Tensor:
+        """Pictures (8, 8) with values 0 to 1 (white to black)."""
+        return ((self.centre + self.scale * x) / 16).clamp(0, 1).reshape(8, 8)
 
 
 def load(seed: int = 0) -> Data:
@@ -36,6 +45,8 @@ def load(seed: int = 0) -> Data:
         torch.from_numpy(train_y),
         torch.from_numpy(scaler.transform(test_x)).float(),
         torch.from_numpy(test_y),
+        torch.from_numpy(scaler.mean_).float(),
+        torch.from_numpy(scaler.scale_).float(),
     )
 
 
@@ -75,3 +86,19 @@ def train(model: nn.Module, data: Data, epochs: int = 60, seed: int = 0, batch: 
             model.eval()
             random_state = torch.get_rng_state()
         yield statistics.fmean(losses)
+
+
+# Drawn like the digits, eight by eight, 0 to 16; no class is theirs.
+LETTERS = {
+    "A": "00044000 000gg000 00g00g00 00g00g00 0gggggg0 0g0000g0 gg0000gg 00000000",
+    "X": "g000000g 0g0000g0 00g00g00 000gg000 000gg000 00g00g00 0g0000g0 g000000g",
+}
+
+
+def unfamiliar(data: Data, seed: int = 0) -> dict[str, Tensor]:
+    """Pictures that are no digits, by name, (64,) each and standardised like the data: two letters, and noise."""
+    pixels = {name: [[int(c, 17) for c in row] for row in text.split()] for name, text in LETTERS.items()}
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randint(0, 17, (64,), generator=generator).float()
+    pictures = {f"the letter {name}": torch.tensor(rows).float().flatten() for name, rows in pixels.items()}
+    return {name: (picture - data.centre) / data.scale for name, picture in {**pictures, "noise": noise}.items()}

@@ -1,149 +1,194 @@
-"""What `favour demo` prints, and its page and record: the table, what it says, and reliability diagrams."""
+"""What `favour demo` prints, and its page and record; all three say the same."""
 
 from __future__ import annotations
 
-import io
 import json
 import time
-from collections.abc import Mapping
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
 
 import favour
-from favour import pages, plots
-from favour.demo.comparison import Comparison, Row
-from favour.demo.digits import Data
+from favour import pages
+from favour.demo import figures
+from favour.demo.story import GROUPS, SAMPLES, Bin, Case, Story
 from favour.extras import require
+from favour.trial import report
+from favour.trial.figures import error_against_time
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-TITLES = ("Method", "Accuracy", "NLL", "ECE", "Covariance error", "Forwards to logits", "Forwards in all")
-LEAD = (
-    "Mean and covariance of a network’s output under dropout, without sampling, against plain inference and sampling. "
-    "Every number and every sentence below is computed from demo.json beside this page."
-)
+NETWORK = "64-100-100-10, ReLU, dropout 0.2"
+TITLES = {"sure": "Sure", "torn": "Torn between two", "not a digit": "Not a digit at all"}
+TRY = "favour check your_module:your_function your_inputs.npy"
 
 
-def show(comparison: Comparison, console: Console) -> None:
-    """Print the table and what it means."""
-    table = require("rich.table", "cli").Table(
-        title=f"Handwritten digits, {comparison.inputs} test images",
-        caption=f"times in forward passes, on {comparison.threads} CPU thread(s)",
-    )
-    table.add_column("method", no_wrap=True)
-    for heading in ("accuracy", "NLL", "ECE", "covariance error", "to logits", "in all"):
-        table.add_column(heading, justify="right")
-    for row in comparison.rows:
-        error = "–" if row.covariance_error is None else f"{row.covariance_error:.1%}"
-        table.add_row(
-            row.method,
-            f"{row.accuracy:.1%}",
-            f"{row.nll:.4f}",
-            f"{row.ece:.4f}",
-            error,
-            f"{row.logit_forwards:.1f}",
-            f"{row.forwards:.1f}",
-        )
+def rows(story: Story) -> list[tuple[str, float, float]]:
+    """Way to get the covariance, its error, and its time in forward passes."""
+    found, costs = story.trial.check, story.trial.costs
+    unit = found.sampling_error * found.n**0.5
+    told = [(f"{m:,} samples", unit / m**0.5, m * costs.sample) for m in SAMPLES]
+    matched, least = found.samples_matched()
+    error = found.covariance_bound if least else found.covariance_error
+    told.append((f"{report.samples(story.trial)} samples", error, matched * costs.sample))
+    told.append(("Favour, eager", error, costs.eager))
+    if costs.compiled is not None:
+        told.append(("Favour, compiled", error, costs.compiled))
+    return told
+
+
+def headline(story: Story) -> str:
+    """The sentence to remember."""
+    return report.answer(story.trial)
+
+
+def show(story: Story, console: Console) -> None:
+    """Print the story."""
+    tables = require("rich.table", "cli")
+    console.print(f"\n[bold]{headline(story)}[/bold]", highlight=False)
+    table = tables.Table(title="How far off is the covariance, and how long does it take?")
+    table.add_column("way")
+    table.add_column("error", justify="right")
+    table.add_column("forward passes", justify="right")
+    for name, error, cost in rows(story):
+        table.add_row(name, f"{error:.1%}", pages.count(cost), style="bold" if name.startswith("Favour") else "")
     console.print(table)
-    console.print(
-        "NLL and ECE (lower is better) say how far the stated probabilities can be trusted; the covariance "
-        f"error is the distance from the covariance of {comparison.draws:,} samples, itself uncertain "
-        f"by about {comparison.reference_error:.1%}; times are in forward passes on the same images, to the "
-        "distribution of the logits and on to the class probabilities."
-    )
+    for group in GROUPS:
+        console.print(f"[bold]{TITLES[group]}[/bold]", highlight=False)
+        for case in story.cases:
+            if case.group == group:
+                console.print(f"  {case.name:13} {_bar(case)}  {case.said()}", highlight=False, soft_wrap=True)
+    table = tables.Table(title="When it says it is so sure, how often is it right?")
+    for column in ("images", "says", "is right"):
+        table.add_column(column, justify="right")
+    for one in story.reliability["Favour"]:
+        table.add_row(f"{one.count}", f"{one.confidence:.1%}", f"{one.right:.1%}")
+    console.print(table)
 
 
-@torch.no_grad()
-def write(comparison: Comparison, model: nn.Module, data: Data, epochs: int, seed: int, out: Path) -> Path:
-    """Put the comparison into `out/demo.json` and its page beside it; returns the page."""
-    x, y = data.test_x, data.test_y
+def _bar(case: Case) -> str:
+    """The ten probabilities as blocks, classes 0 to 9."""
+    return "".join(" ▁▂▃▄▅▆▇█"[round(8 * float(p))] for p in case.probabilities)
+
+
+def write(story: Story, training: dict[str, Any], out: Path) -> Path:
+    """Put the numbers into `out/demo.json` and the page beside it; returns the page."""
     record = {
         "favour": favour.__version__,
         "torch": torch.__version__,
         "when": time.strftime("%Y-%m-%d"),
-        "network": "64-100-100-10, ReLU, dropout 0.2",
-        "training": {"epochs": epochs, "inputs": len(data.train_x), "seed": seed},
-        **vars(comparison),
-        "rows": [vars(row) for row in comparison.rows],
+        "network": NETWORK,
+        "training": training,
+        "answer": headline(story),
+        "rows": [{"way": name, "error": error, "forward passes": cost} for name, error, cost in rows(story)],
+        "cases": [_recorded(case) for case in story.cases],
+        "reliability": {name: [vars(b) for b in found] for name, found in story.reliability.items()},
+        "accuracy, NLL, ECE": story.scores,
+        "threads": story.threads,
     }
-    pages.write(out / "demo.json", json.dumps(record, indent=1) + "\n")
-    found = {"plain": model(x).softmax(-1), "Favour": favour.compile(model, x[:2]).probabilities(x)}
-    return pages.write(out / "report.html", page(comparison, found, y, epochs))
+    pages.write(out / "demo.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    return pages.write(out / "report.html", page(story, training))
 
 
-def page(comparison: Comparison, found: Mapping[str, Tensor], labels: Tensor, epochs: int) -> str:
-    """The HTML of the page.
-
-    Args:
-        comparison: The table.
-        found: Class probabilities by method, (inputs, classes) each, for the reliability diagrams.
-        labels: True classes, (inputs,).
-        epochs: Of the training.
-    """
-    caption = (
-        f"Handwritten digits, {comparison.inputs:,} test images, {comparison.threads} thread(s). The covariance error "
-        f"is the distance from the covariance of {comparison.draws:,} samples, itself uncertain by about "
-        f"{comparison.reference_error:.1%}."
-    )
-    body = [pages.row(_cells(row), "ours" if row.method == "Favour" else "") for row in comparison.rows]
-    shown = "How often the chosen class is right against the stated confidence. On the dashed line the two agree."
-    content = (
-        pages.reading(sentences(comparison))
-        + pages.table("table-demo", caption, pages.head(TITLES), body)
-        + pages.figure("figure-reliability", [diagrams(found, labels)], shown, wide=True)
-    )
-    trained = f"64-100-100-10, ReLU, dropout 0.2, {epochs} epochs of Adam on scikit-learn's 8 × 8 digits."
-    sections = [("demo", "Three ways to predict", content), ("network", "The network", pages.paragraph(trained))]
-    return pages.page("Favour: handwritten digits", LEAD, sections, f"{favour.__name__} {favour.__version__}")
+def _recorded(case: Case) -> dict[str, Any]:
+    """A case with what its picture is drawn from."""
+    numbers = {name: getattr(case, name) for name in ("picture", "probabilities", "spread")}
+    told = {name: (1000 * t).round().div(1000).tolist() for name, t in numbers.items()}
+    return {"group": case.group, "name": case.name, "said": case.said(), **told}
 
 
-def _cells(row: Row) -> list[str]:
-    error = pages.DASH if row.covariance_error is None else f"{row.covariance_error:.1%}"
-    shown = [f"{row.accuracy:.1%}", f"{row.nll:.4f}", f"{row.ece:.4f}", error]
-    shown += [pages.count(row.logit_forwards), pages.count(row.forwards)]
-    return [pages.row_head(row.method), *map(pages.cell, shown)]
-
-
-def diagrams(found: Mapping[str, Tensor], labels: Tensor) -> str:
-    """One reliability diagram per method, side by side, as SVG."""
-    matplotlib, figures = require("matplotlib", "demo"), require("matplotlib.figure", "demo")
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "favour"}):
-        figure = figures.Figure(figsize=(4 * len(found), 3.8), layout="constrained")
-        for ax, (name, p) in zip(figure.subplots(1, len(found)), found.items(), strict=True):
-            plots.reliability(p, labels, bins=10, ax=ax).set_title(name)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    drawing = file.getvalue()
-    alt = "Reliability diagrams of " + " and ".join(found)
-    return drawing[drawing.index("<svg") :].replace("<svg", f'<svg class="chart" role="img" aria-label="{alt}"', 1)
-
-
-def sentences(comparison: Comparison) -> list[str]:
-    """What the table says, in words."""
-    rows = {row.method: row for row in comparison.rows}
-    ours = rows["Favour"]
-    said = [
-        f"Favour takes {pages.count(ours.forwards)} forward passes, from the images to class probabilities, and "
-        f"{pages.count(ours.logit_forwards)} to the mean and covariance of the logits."
+def page(story: Story, training: dict[str, Any]) -> str:
+    """The HTML of the page."""
+    found, costs = story.trial.check, story.trial.costs
+    cards = [
+        pages.card("Worth", f"{report.samples(story.trial)} samples", "with the same error of the covariance"),
+        pages.card("Takes", f"{pages.count(costs.best / costs.sample)} samples’ time", "on this machine"),
+        pages.card("Right about itself", found.verdict.capitalize(), report.MEANING[found.verdict]),
     ]
-    for name, other in rows.items():
-        if other is ours:
-            continue
-        nll, ece = _compared("NLL", other.nll, ours.nll), _compared("ECE", other.ece, ours.ece)
-        label = "Plain inference has" if name == "plain" else f"{name} have"
-        said.append(f"{label} {nll} and {ece}, in {pages.number(other.forwards / ours.forwards, 2)} times the time.")
-    error, own = ours.covariance_error, comparison.reference_error
-    if error is not None:
-        judged = "cannot be told from" if error <= own else f"is {pages.number(error / own, 2)} times"
-        said.append(f"Its covariance error, {error:.1%}, {judged} the reference's own error, {own:.1%}.")
-    return said
+    ways = rows(story)
+    ours = {name: (cost, error) for name, error, cost in ways if name.startswith("Favour")}
+    drawn = error_against_time((costs.sample, found.sampling_error * found.n**0.5), ours)
+    caption = (
+        "The line is samples of the network, ten times more in ten times the time; the marks are Favour. The dashed "
+        "line ends at the samples of the same error."
+    )
+    body = [
+        pages.row(
+            [pages.row_head(name), pages.cell(f"{error:.1%}"), pages.cell(pages.count(cost))],
+            "ours" if name.startswith("Favour") else "",
+        )
+        for name, error, cost in ways
+    ]
+    header = pages.head(("way", "error of the covariance", "forward passes"), ("way",))
+    told = f"{story.trial.inputs} test images, {story.threads} thread(s)"
+    time_ = pages.figure("figure-time", [drawn], caption, wide=True) + pages.details(
+        "The same in numbers", pages.table("table-time", told, header, body)
+    )
+    groups = "".join(
+        f"<h3>{escape(TITLES[group])}</h3><div class='cases'>"
+        + "".join(_case(c) for c in story.cases if c.group == group)
+        + "</div>"
+        for group in GROUPS
+    )
+    reading = pages.paragraph(
+        "Bars are the probabilities of the classes 0 to 9, whiskers their standard deviation over draws of the network."
+    )
+    counts = "A mark for each range of confidence; the number beside it says how many images are in it."
+    diagram = pages.figure("figure-reliability", [_reliability(story)], counts, wide=True)
+    trained = f"{NETWORK}, {training['epochs']} epochs of Adam on {training['inputs']:,} of scikit-learn's digits. "
+    numbers = "; ".join(f"{n}: accuracy {a:.1%}, NLL {b:.4f}, ECE {c:.4f}" for n, (a, b, c) in story.scores.items())
+    sections = [
+        ("answer", headline(story), f'<div class="cards">{"".join(cards)}</div>{time_}'),
+        ("digits", "What it is sure of, and what not", reading + groups),
+        ("reliability", "When it says it is sure, is it right?", diagram + pages.paragraph(f"{numbers}.")),
+        ("yours", "On your own model", f"<p><code>{TRY}</code></p>" + pages.paragraph(report.SIGMA)),
+        ("network", "The network", pages.paragraph(trained)),
+    ]
+    return pages.page(
+        "Favour: handwritten digits",
+        LEAD,
+        sections,
+        f"favour {favour.__version__}",
+        pages.CHART + figures.STYLE + LAYOUT,
+    )
 
 
-def _compared(metric: str, other: float, ours: float) -> str:
-    if f"{other:.4f}" == f"{ours:.4f}":
-        return f"the same {metric}"
-    return f"a {'lower' if other < ours else 'higher'} {metric} ({other:.4f})"
+LEAD = "The mean and covariance of what a network with dropout predicts, without sampling, beside samples of it."
+LAYOUT = """
+.cases{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,15rem),1fr));gap:.8rem}
+.case{background:var(--raised);border-radius:8px;padding:.7rem .9rem;margin:0}
+.case svg{width:100%;height:auto;display:block}.case figcaption{margin-top:.3rem}
+"""
+
+
+def _case(case: Case) -> str:
+    inner = figures.case(case.picture.tolist(), case.probabilities.tolist(), case.spread.tolist())
+    label = escape(f"{case.name}: {case.said()}", quote=True)
+    box = f"0 0 {figures.WIDTH} {figures.HEIGHT}"
+    words = f"<figcaption><b>{escape(case.name)}</b>: {escape(case.said())}</figcaption>"
+    return f'<figure class="case"><svg viewBox="{box}" role="img" aria-label="{label}">{inner}</svg>{words}</figure>'
+
+
+def _reliability(story: Story) -> str:
+    points = [v for found in story.reliability.values() for b in found for v in (b.confidence, b.right)]
+    low = min(points) - 0.04
+    axis = pages.Axis(low, 1.02, "confidence", form=lambda v: f"{v:.0%}")
+    chart = pages.Chart(axis, pages.Axis(low, 1.02, form=lambda v: f"{v:.0%}"), "share right", width=420, height=280)
+    chart.line([low, 1.0], [low, 1.0], "line thin dash c-soft")
+    for (name, found), (marker, kind) in zip(
+        story.reliability.items(), (("circle", "c-plain"), ("diamond", "c-adjoint full")), strict=True
+    ):
+        chart.line([b.confidence for b in found], [b.right for b in found], f"line thin {kind.split()[0]}")
+        for b in found:
+            chart.mark(b.confidence, b.right, marker, kind, _told(name, b))
+            if name == "Favour":
+                chart.text(b.confidence, b.right, str(b.count), dx=7, dy=12)
+    words = "; ".join(_told("Favour", b) for b in story.reliability["Favour"])
+    return chart.svg(f"Reliability: circles are plain inference, diamonds Favour. {words}.")
+
+
+def _told(name: str, found: Bin) -> str:
+    return f"{name}: {found.count} images, says {found.confidence:.1%}, right {found.right:.1%}"

@@ -224,7 +224,7 @@ def private(predict: Predictor | Calibrated) -> Predictor | Calibrated:
     floats = next((t for t in store.values() if t.is_floating_point()), torch.zeros(()))
     posterior = predict.posterior().to(device=torch.device("cpu"), dtype=floats.dtype)
     graph = guarded(predict.graph, find_lookups(predict.graph))
-    copy = Predictor(graph, replace(predict.settings, memory=None), posterior, None)
+    copy = Predictor(graph, predict.asked, posterior, None, replace(predict.numerics, memory=None))
     for name, tensor in store.items():
         copy.store.put(name, tensor)
     copy._starts = {name: t.detach().cpu() for name, t in predict._starts.items()}

@@ -235,7 +235,7 @@ def _judged(
     silent = ~live & ((found["stddev"] > 0) | (found["mean_z"].abs() > 10))
     small = mean_error <= MEAN_ERROR and covariance_error <= COVARIANCE_ERROR
     ranked = ranking is not None and ranking >= RANKING
-    method = next(iter(predict._choices.values())).method if predict._choices else predict.settings.method
+    method = predict.method
     if difference is not None:
         verdict = "don't"
         reason = (
@@ -250,12 +250,12 @@ def _judged(
         )
     elif small and not silent.any():
         verdict, reason = "trust it", _agreement(found, live)
-    elif mean_error <= MEAN_ERROR and (method in ("dplr", "diag") or belief.directions is not None):
+    elif mean_error <= MEAN_ERROR and (method.partial or belief.directions is not None):
         verdict = "use more rank"
         lost = "more `directions`" if belief.directions is not None else "a larger `rank`, or method='adjoint'"
         order = " The ranking of inputs holds." if ranked else ""
         reason = (
-            f"Means are close, covariances are not, and method {method!r} forgets correlations: compile with "
+            f"Means are close, covariances are not, and method {method.name!r} forgets correlations: compile with "
             f"{lost}.{order}"
         )
     elif ranked:

@@ -50,13 +50,11 @@ def noise(predict: Predictor) -> str:
 
 def method(predict: Predictor) -> str:
     """The settings that were asked for, the method that is taken, and its cost."""
-    said = predict.settings.asked()
-    choice = predict.choice
-    if choice is not None:
-        cost = predict.checked.cost
-        here = "" if cost is None else f", {cost}"
-        said.append(f"takes {choice.method}, predicted {choice.forwards:.1f} forward passes{here}")
-    return ", ".join(said)
+    cost = predict.checked.cost
+    here = "" if cost is None else f", {cost}"
+    predicted = predict.method.cost(predict.plain_plan)
+    said = [*predict.asked.asked(), *predict.numerics.asked()]
+    return ", ".join([*said, f"takes {predict.method.name}, predicted {predicted:.1f} forward passes{here}"])
 
 
 def described(predict: Predictor) -> str:

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from favour.errors import UnsupportedOperation
 from favour.graph.node import Graph, Node
 from favour.graph.sizes import size_of
 
 if TYPE_CHECKING:
-    from favour.methods.forward import Entry, Sweep
-    from favour.passes.plan.steps import Plan
+    from favour.methods import Bound, Method
+    from favour.methods.forward import Entry
     from favour.surrogate.value import Value
 
 MOST = 24  # lines of a table that is printed
@@ -32,13 +33,6 @@ APPROXIMATED = {
     "exact": "nothing",
     "moment-matched": "correlations beyond first order; the argument is taken for Gaussian",
     "linearised": "a line about the mean; more where the rule knows it",
-}
-WITH_METHOD = {
-    "adjoint": "Means and slopes come from a forward sweep that holds {held}; the covariance from a reverse sweep, "
-    "which forgets nothing.",
-    "dplr": "A forward sweep holds variances and a factor of low rank; what Algorithm 1 compresses away is lost.",
-    "full": "A forward sweep holds every draw as a column of its own and forgets nothing.",
-    "diag": "A forward sweep holds variances only; all correlation is forgotten.",
 }
 
 
@@ -79,7 +73,7 @@ class Explanation:
 
     Attributes:
         method: That ran.
-        held: What its forward sweep keeps of a covariance.
+        held: What its sweeps keep of a covariance and what they forget.
         operations: The uncertain ones, in order.
         plain: How many operations ran as the model wrote them, because nothing before them is uncertain.
     """
@@ -112,10 +106,9 @@ class Explanation:
     def _head(self) -> list[str]:
         counts = {how: sum(o.exactness == how for o in self.operations) for how in APPROXIMATED}
         said = ", ".join(f"{n} {how}" for how, n in counts.items() if n) or "none"
-        sentence = WITH_METHOD.get(self.method, "").format(held=self.held)
         return [
             f"{len(self.operations)} uncertain operations ({said}), {self.plain} before any noise, run as they are.",
-            *([f"{self.method}: {sentence}"] if sentence else []),
+            *([f"{self.method}: {self.held}"] if self.held else []),
         ]
 
     def _table(self) -> list[list[str]]:
@@ -144,16 +137,21 @@ class Explanation:
         return [*legend, *(reasons or ["Nothing that the method asked for was left out."])]
 
 
-def explanation(plan: Plan, sweep: Sweep, method: str, held: str, measured: bool) -> Explanation:
-    """What a sweep did, from its plan, tape and notes.
+def explanation(bound: Bound, method: Method, measured: bool) -> Explanation:
+    """What a method does with a call, from the plan, and the tape and notes of its sweep.
 
     Args:
-        plan: That was run.
-        sweep: With its tape.
-        method: Its name.
-        held: What the forward sweep keeps.
+        bound: The call.
+        method: That answers it.
         measured: Say how large variances were: the inputs were somebody's.
     """
+    bound.watched = True
+    method.run(bound)
+    plan, sweep = bound.plan, bound.sweep
+    if sweep is None:
+        raise UnsupportedOperation(
+            f"method={method.name!r} asks no rule for a surrogate, so there are no operations to explain."
+        )
     entries: dict[str, list[Entry]] = {}
     for entry in sweep.tape:
         entries.setdefault(entry.step.node.name, []).append(entry)
@@ -173,7 +171,7 @@ def explanation(plan: Plan, sweep: Sweep, method: str, held: str, measured: bool
                 sum(_average(entry.value) for entry in made) / len(made) if measured else None,
             )
         )
-    return Explanation(method, held, tuple(operations), len(plan.steps) - len(entries))
+    return Explanation(method.name, method.held(), tuple(operations), len(plan.steps) - len(entries))
 
 
 def stand_in(graph: Graph, sizes: Mapping[str, int]) -> list[Any]:

@@ -174,7 +174,7 @@ class _Trial:
         self.sample: Callable[[int], Any] = lambda n: predict.sample(*args, n=n, generator=generator, **kwargs)
         leaves = _leaves(predict(*args, **kwargs))
         # Compression keeps few correlations, and says so: there variances are what has to hold.
-        self.compressed = predict.choice is not None and predict.choice.method in ("dplr", "diag")
+        self.compressed = predict.method.partial
         self.tallies = {i: Tally(t, True, self.compressed) for i, t in enumerate(leaves) if isinstance(t, Belief)}
         self.n = 0
 
@@ -238,22 +238,8 @@ def warn_of(predict: Predictor, found: SelfCheck, stacklevel: int) -> None:
 def _remedy(predict: Predictor, found: SelfCheck) -> str:
     if found.problem:
         return "`favour.sample` draws from the captured graph."
-    settings, choice = predict.settings, predict.choice
-    if choice is not None and choice.method in ("dplr", "diag"):
-        return "Try method='adjoint', which keeps all correlations, or a larger `rank`."
-    if choice is not None and choice.covectors is not None:
-        return "Try more `directions`, or method='adjoint' for all outputs."
-    untried = [
-        text
-        for text, tried in (
-            ("secant=True", settings.secant or settings.pairs),
-            ("pairs=16", settings.pairs),
-            ("rank=8", settings.rank),
-        )
-        if not tried
-    ]
-    advice = f"Try {' or '.join(untried)}, or take" if untried else "Take"
-    return f"{advice} samples: `favour.sample(model, x, n)`."
+    untried = predict.method.untried()
+    return f"Try {untried}." if untried else "Take samples: `favour.sample(model, x, n)`."
 
 
 def warn_of_silence(predict: Predictor, stacklevel: int) -> None:

@@ -1,1 +1,21 @@
-"""Methods: generic algorithms over surrogates. They know nothing of particular operations."""
+"""Methods: how beliefs travel through a network. One file each; `favour.compile(model, x, method=...)` takes them.
+
+| object       | in short                                                | forward passes, C outputs        |
+|--------------|---------------------------------------------------------|----------------------------------|
+| `Adjoint`    | a reverse sweep of covectors to every source of noise   | 2 + C, or 2 + k for k directions |
+| `DPLR`       | Algorithm 1 of the paper after every linear map, rank r | 2 + r + 2rK                      |
+| `Full`       | every dimension of every noise, never compressed        | thousands                        |
+| `Diag`       | variances alone                                         | 2                                |
+
+`method="auto"` chooses between the first two by what they cost (`favour.methods.auto`). A method of your own is one
+file, see `favour.methods.method`.
+"""
+
+from favour.methods.adjoint import Adjoint
+from favour.methods.auto import Auto
+from favour.methods.diag import Diag
+from favour.methods.dplr import DPLR
+from favour.methods.full import Full
+from favour.methods.method import METHODS, Bound, Method, Numerics, register
+
+__all__ = ["DPLR", "METHODS", "Adjoint", "Auto", "Bound", "Diag", "Full", "Method", "Numerics", "register"]

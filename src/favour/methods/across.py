@@ -36,8 +36,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from favour.methods.adjoint import Inputs, all_outputs, bend_back, bending_values
 from favour.methods.forward import Entry, Sweep
+from favour.methods.reverse import Inputs, all_outputs, bend_back, bending_values
 from favour.scalar.between import correlation, safe_root
 from favour.surrogate import LatentNoise, Noise, Unavailable, flat, inner, partners
 from favour.surrogate.value import Value
@@ -145,7 +145,7 @@ def _overall(c: Tensor, variance: Tensor) -> Tensor:
 def covariance_between(
     sweep: Sweep, output: Value, inputs: Inputs, pairs: InputPairs, q: int, secant: bool = False
 ) -> Tensor:
-    """Σ over the outputs of q inputs together, (groups, q·n, q·n) for n outputs; `secant` as in `adjoint.reverse`."""
+    """Σ over the outputs of q inputs together, (groups, q·n, q·n) for n outputs; `secant` as in `reverse`."""
     batch = output.mean.shape[0]
     basis = all_outputs(output.mean)
     k = basis.shape[0]

@@ -1,221 +1,249 @@
-"""The reverse sweep: the output covariance without compressing anything on the way.
+"""The default: forward for second moments, then back with covectors to every source of noise.
 
-A forward sweep gives every operation its surrogate. Then covectors g, one per output direction, go back through the
-transposed maps; covectors add where paths meet. With A_s the accumulated covectors at noise source s,
+The forward sweep gives every operation its surrogate from what it knows of its input: variances, and rank-r columns or
+cumulants where asked. The reverse sweep (`favour.methods.reverse`) is then exact for these surrogates,
 
-    Σ_out = Σ_s A_s N_s A_sᵀ.
+    Σ_out = Σ_s A_s N_s A_sᵀ,    A_s = ∂out/∂(source s),
 
-Nothing is truncated: for given surrogates this is the exact covariance, residual branches and tied parameters included.
-A draw shared by several operations (equal `Noise.key`) collects Bᵀg over all of them before its Gram matrix is taken.
-The sum over sources is the attribution of the variance.
-
-Secants. A dropped unit takes a step that is not small, over which the slope of the next activation changes: to second
-order in its noise ε, of variance N and third cumulant T, an output moves by aε + ½c(ε² − N), with a its covector and
-c = ∂²/∂ε². The line through that with the right covariance has slope a + ½cT/N, for noise of two values (all of
-dropout) the secant between them, and no variance is left over. So the Gram matrix is taken of A + C∘½T/N instead of A.
-Curvatures go back beside the covectors: through activations c ↦ E[f′]²c + E[f″]a, through linear maps c ↦ (G∘G)ᵀc,
-which is the diagonal of GᵀcG for a diagonal c: exact at the nearest activation, and an estimate without bias for
-weights of random signs beyond it.
-
-Pairs. Two units that act on one activation also move it together; see `favour.methods.pairs`.
-
-Two savings. Covectors are the same for every input until they meet the first map that is not, so they start with a
-batch of one. And independent element-wise draws on either side of an identity (the residual of a ReLU and the dropout
-behind it) share their covectors, so their variances are added before the Gram matrix is taken, once.
-
-Cost in forward passes, for k covectors: 1 for the mean, then, over the part behind the first noise, 1 for variances
-and k for the way back, and k more for secants where dropout lies before an activation. With weights of rank q
-(`weight_rank`) the way back costs q(m + n)/(mn) of that at an m × n layer, and a convolution's q/m and a change of
-channels; means and variances keep the whole weights. What that is worth is measured by `benchmarks/subinference.py`:
-little.
+in all outputs, or in some directions (`favour.methods.directions`), with secants and pairs where dropout takes long
+steps (`favour.methods.pairs`). Where memory is short covectors go in groups, two at a time, so that every entry of the
+covariance is met.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from favour.methods.forward import Entry, Sweep, unexplained
+from favour.belief.covariance import Dense
+from favour.errors import InvalidType, InvalidValue
+from favour.methods.cost import output_entries, sweep_and_columns, uncertain_share, uncertain_sizes
+from favour.methods.directions import directional
+from favour.methods.dplr import Compressed, check_compression
+from favour.methods.forward import DiagonalOnly, Representation, Sweep, forward
+from favour.methods.memory import COLUMN, COVECTOR, TAPE, TAPE_COLUMN
+from favour.methods.method import Bound, Method, Numerics, belief_of, check_whole, register
 from favour.methods.pairs import Pairs
-from favour.surrogate import DiagonalNoise, Identity, LatentNoise, LinearMap, Unavailable, inner, weighted_gram
+from favour.methods.reverse import Inputs, all_outputs, reverse, total
+from favour.methods.start import start_of
+from favour.passes.plan.steps import Plan
+from favour.surrogate import Carried, Cumulants, LoneCumulants
+from favour.surrogate.channels import ChannelCovariance
 from favour.surrogate.value import Value
 
-Inputs = list[tuple[str, Value, Value]]
+
+class ReverseSweep(Method):
+    """Methods that end in a reverse sweep; each has a forward sweep of its own.
+
+    Attributes:
+        directions: How many leading directions of a softmax to follow, or covectors (k, *event) or (k, batch, *event);
+            None for all outputs.
+        shift: One of so many directions is the common shift of all class scores.
+        weight_rank: q, for covectors through rank-q approximations of the weights.
+        pairs: Groups of draws whose joint effects on one activation count.
+    """
+
+    directions: int | Tensor | None = None
+    shift: bool = False
+    weight_rank: int | None = None
+    pairs: int = 0
+
+    @property
+    def takes_secants(self) -> bool:
+        """Whether dropout's noise meets secants."""
+        return False
+
+    @abstractmethod
+    def representation(self, bound: Bound) -> Representation:
+        """How the forward sweep holds covariances."""
+
+    def swept(self, bound: Bound) -> tuple[Sweep, Inputs]:
+        """The forward sweep with its tape, and the uncertain inputs as given and as the sweep saw them."""
+        given = [Value(v.mean, v.diag, dict(v.blocks), v.name) for _, v in bound.sources]
+        sweep = forward(bound, self.representation(bound), keep_tape=True)
+        return sweep, [(name, exact, seen) for exact, (name, seen) in zip(given, bound.sources, strict=True)]
+
+    def run(self, bound: Bound) -> list[Any]:
+        sweep, inputs = self.swept(bound)
+        pairs = self._paired(sweep, inputs)
+        results = [sweep.result(output) for output in bound.plan.outputs]
+        last = None if bound.watched else len(results) - 1  # a tape that somebody looks at stays whole
+        return [self._belief(value, bound, sweep, inputs, pairs, i == last) for i, value in enumerate(results)]
+
+    def parts(self, bound: Bound) -> list[tuple[Any, dict[str, Tensor]]]:
+        """Over all outputs with sources kept apart: for each output its mean, and covariances by source."""
+        sweep, inputs = self.swept(bound)
+        pairs = self._paired(sweep, inputs)
+        found: list[tuple[Any, dict[str, Tensor]]] = []
+        for output in bound.plan.outputs:
+            value = sweep.result(output)
+            if not isinstance(value, Value):
+                found.append((value, {}))
+                continue
+            basis, batch = all_outputs(value.mean), value.mean.shape[0]
+            grams = reverse(sweep, value, basis, inputs, apart=True, secant=self.takes_secants, pairs=pairs)
+            found.append((value.mean, {label: gram.expand(batch, -1, -1) for label, gram in grams.items()}))
+        return found
+
+    def covectors(self, outputs: int) -> int:
+        """How many of them go back, for so many outputs."""
+        if self.directions is None:
+            return outputs
+        return self.directions if isinstance(self.directions, int) else len(self.directions)
+
+    def tape(self, plan: Plan) -> int:
+        """Numbers per input that the reverse sweep holds besides covectors."""
+        return (TAPE + self.pairs) * sum(uncertain_sizes(plan))
+
+    def each_covector(self, plan: Plan) -> int:
+        """Numbers per input and covector."""
+        return (COVECTOR * (1 + self.takes_secants) + self.pairs) * max(uncertain_sizes(plan))
+
+    def cost(self, plan: Plan) -> float:
+        k = self.covectors(output_entries(plan))
+        secants = uncertain_share(plan, ends=False) * k if self.takes_secants else 0.0
+        pairs = self.pairs + 2 if self.pairs else 0
+        return sweep_and_columns(plan, 0, 0) + uncertain_share(plan) * (k + pairs) + secants
+
+    def memory(self, plan: Plan) -> int:
+        return self.tape(plan) + self.covectors(output_entries(plan)) * self.each_covector(plan)
+
+    def validate(self, numerics: Numerics) -> None:
+        if self.directions is not None and not isinstance(self.directions, Tensor):
+            check_whole("directions", self.directions, 1)
+
+    def over(self, outputs: Literal["joint", "logits", "classes"]) -> Method:
+        if self.directions is None or (outputs != "joint" and isinstance(self.directions, int)):
+            return self
+        return replace(self, directions=None)  # type: ignore[type-var]
+
+    def _paired(self, sweep: Sweep, inputs: Inputs) -> Pairs | None:
+        return Pairs(sweep, [seen for _, _, seen in inputs], self.pairs) if self.pairs else None
+
+    def _belief(self, value: Any, bound: Bound, sweep: Sweep, inputs: Inputs, pairs: Pairs | None, last: bool) -> Any:
+        if not isinstance(value, Value):
+            return belief_of(value)
+        n = value.mean.flatten(1).shape[1] if value.mean.ndim > 1 else 1
+
+        def gram(basis: Tensor) -> Tensor:
+            return self._gram(value, basis, bound, sweep, inputs, pairs, last)
+
+        if not isinstance(self.directions, Tensor) and self.covectors(n) >= n:
+            return belief_of(value, Dense(gram(all_outputs(value.mean)), value.mean.shape[1:]))
+        assert self.directions is not None
+        made = next((entry for entry in reversed(sweep.tape) if entry.value is value), None) if self.shift else None
+        return belief_of(value, directional(value, self.directions, made, gram))
+
+    def _gram(
+        self, value: Value, basis: Tensor, bound: Bound, sweep: Sweep, inputs: Inputs, pairs: Pairs | None, last: bool
+    ) -> Tensor:
+        """Covariance in the directions of `basis`, (batch, k, k), in groups of covectors where memory is short.
+
+        Nobody reads the tape after the `last` sweep, which may take it apart.
+        """
+        k, batch = basis.shape[0], value.mean.shape[0]
+        together = k
+        if bound.numerics.memory is not None:
+            numbers = bound.numerics.memory // (max(value.mean.element_size(), 4) * max(batch, 1))
+            together = max(1, min(k, (numbers - self.tape(bound.plan)) // self.each_covector(bound.plan)))
+
+        def swept(some: Tensor, last: bool = False) -> Tensor:
+            secant = self.takes_secants
+            grams = reverse(
+                sweep, value, some, inputs, weight_rank=self.weight_rank, secant=secant, pairs=pairs, last=last
+            )
+            return total(grams, value.mean, len(some))
+
+        if together >= k:
+            return swept(basis, last)
+        groups = list(torch.arange(k).split(max(1, together // 2)))
+        matrix = value.mean.new_zeros(batch, k, k)
+        for i, rows in enumerate(groups):
+            for columns in groups[i:]:
+                pair = rows if columns is rows else torch.cat([rows, columns])
+                matrix[:, pair[:, None], pair] = swept(basis[pair])
+        return matrix
 
 
-def reverse(
-    sweep: Sweep,
-    output: Value,
-    covectors: Tensor,
-    inputs: Inputs,
-    *,
-    apart: bool = False,
-    weight_rank: int | None = None,
-    secant: bool = False,
-    pairs: Pairs | None = None,
-    last: bool = False,
-) -> dict[str, Tensor]:
-    """Covariance of the outputs in the given directions, by source.
+@register
+@dataclass(frozen=True, eq=False, repr=False)
+class Adjoint(ReverseSweep):
+    """A forward sweep of second moments, and a reverse sweep of covectors.
 
     Args:
-        sweep: A forward sweep with its tape.
-        output: The value whose covariance is wanted.
-        covectors: (k, batch or 1, *event).
-        inputs: Uncertain inputs: name, the value as given (its covariance is exact) and the value the sweep saw.
-        apart: Keep every source apart; otherwise what can be added early is.
-        weight_rank: q, to send covectors through rank-q approximations of the weights (sub-inference).
-        secant: Take secants of skewed noises, not tangents.
-        pairs: Joint effects of two draws on one activation.
-        last: Take the tape apart on the way: what is behind the sweep goes while covectors meet larger layers.
-
-    Returns:
-        Source label to (batch, k, k). Their sum is the covariance.
+        rank: Of what the forward sweep keeps beside variances.
+        directions: Of the outputs, see `ReverseSweep`.
+        secant: Take secants, not tangents, over what dropout does; None where `pairs` do.
+        pairs: Groups of draws, 16 say, whose joint effects on one activation count; 0 for none.
+        iterations: K of Algorithm 1, for a rank above 0.
+        weight_rank: q, for products and covectors through rank-q approximations of the weights.
+        start: Of Algorithm 1: None (warm), `"random"`, or a mapping from module name to columns.
+        shift: One of `directions` is the common shift of all class scores.
     """
-    batch = output.mean.shape[0]
-    readers: dict[int, int] = {}
-    for entry in sweep.tape:
-        for x, _ in entry.surrogate.maps:
-            readers[id(x)] = readers.get(id(x), 0) + 1
-    waiting: dict[int, Tensor] = {id(output): covectors}
-    carried: dict[int, Tensor] = {}  # variances waiting at a value for its covectors
-    parts: dict[str, Tensor] = {}
-    shared: dict[Hashable, tuple[str, Tensor]] = {}
-    bending = bending_values(sweep) if secant else set()
-    bends: dict[int, Tensor] = {}  # curvatures, as `waiting`
 
-    def add(label: str, gram: Tensor) -> None:
-        parts[label] = parts[label] + gram if label in parts else gram
+    name = "adjoint"
 
-    for entry in _backwards(sweep.tape, last):
-        g = waiting.pop(id(entry.value), None)
-        if g is None:
-            continue
-        variance = carried.pop(id(entry.value), None)
-        c = bends.pop(id(entry.value), None)
-        noises = entry.surrogate.noises
-        if pairs is not None:
-            found = pairs.at(entry, g)
-            if found is not None:
-                label, gram, noises = found
-                add(label, gram)
-        elif secant:
-            noises = unexplained(noises)
-        label = "noise" if not apart else ""
-        for noise in noises:
-            if noise.key is not None:
-                assert isinstance(noise, LatentNoise)
-                pulled = noise.pull(_whole(g, batch))
-                first, total = shared.get(noise.key, (noise.label, None))
-                shared[noise.key] = (first, pulled if total is None else total + pulled)
-            elif c is not None and noise.skewed:
-                add(noise.label if apart else label, noise.secant_gram(_whole(g, batch), _whole(c, batch)))
-            elif isinstance(noise, DiagonalNoise) and not apart:
-                variance = noise.variance if variance is None else variance + noise.variance
-            else:
-                add(noise.label, noise.gram(_whole(g, batch)))
-        if variance is not None:
-            ahead = _single_identity(entry, readers)
-            if ahead is not None:
-                carried[id(ahead)] = variance
-            else:
-                add(label, weighted_gram(g, variance))
-        for x, full in entry.surrogate.maps:
-            G = full if weight_rank is None else full.low_rank(weight_rank)
-            back = G.transpose(g if G.thin else _whole(g, batch))
-            waiting[id(x)] = waiting[id(x)] + back if id(x) in waiting else back
-            if id(x) in bending:
-                _add(bends, x, bend_back(sweep, entry, x, full, g, c, batch))
-    for label, pulled in shared.values():
-        add(label, inner(pulled, pulled))
-    for name, value, seen in inputs:
-        g = waiting.get(id(seen))
-        if g is None:
-            continue
-        g = _whole(g, batch)
-        left = carried.pop(id(seen), None)
-        if left is not None:
-            add("noise", weighted_gram(g, left))
-        if value.diag is not None:
-            add(name, weighted_gram(g, value.diag))
-        if value.factor is not None:
-            weights = inner(g, value.factor)
-            add(name, weights @ weights.mT)
-    return parts
+    rank: int = 0
+    directions: int | Tensor | None = None
+    secant: bool | None = None
+    pairs: int = 0
+    iterations: int = 2
+    weight_rank: int | None = None
+    start: str | Mapping[str, Tensor] | None = None
+    shift: bool = False
 
+    def held(self) -> str:
+        held = f"variances and a factor of rank {self.rank}" if self.rank else "variances, entries independent"
+        return (
+            f"Means and slopes come from a forward sweep that holds {held}; the covariance from a reverse sweep, which "
+            "forgets nothing."
+        )
 
-def bending_values(sweep: Sweep) -> set[int]:
-    """Values whose curvatures reach a skewed noise."""
-    found: set[int] = set()
-    for entry in sweep.tape:
-        skewed = any(noise.skewed for noise in entry.surrogate.noises)
-        if skewed or any(id(x) in found for x, _ in entry.surrogate.maps):
-            found.add(id(entry.value))
-    return found
+    def untried(self) -> str:
+        if self.directions is not None:
+            return "more `directions`, or method='adjoint' for all outputs"
+        tried = {"secant=True": self.takes_secants, "pairs=16": self.pairs, "rank=8": self.rank}
+        more = " or ".join(keyword for keyword, done in tried.items() if not done)
+        return f"{more}, or take samples: `favour.sample(model, x, n)`" if more else ""
 
+    @property
+    def takes_secants(self) -> bool:
+        return bool(self.pairs) if self.secant is None else self.secant
 
-def bend_back(
-    sweep: Sweep, entry: Entry, x: Value, G: LinearMap, g: Tensor, c: Tensor | None, batch: int
-) -> Tensor | None:
-    """Curvatures at the argument x of an operation, from covectors g and curvatures c at its result.
+    def representation(self, bound: Bound) -> Representation:
+        if self.rank:
+            start = start_of(self.start, bound.starts, bound.numerics.seed)
+            return Compressed(self.rank, self.iterations, start, self.weight_rank, 0)
+        kinds: list[type[Carried]] = [ChannelCovariance]  # and cumulants, where something is made of them
+        if self.pairs:
+            kinds.append(Cumulants)
+        elif self.takes_secants:
+            kinds.append(LoneCumulants)
+        return DiagonalOnly(*kinds)
 
-    What its map or the operation itself does not tell of is noted in the sweep.
-    """
-    bend = None
-    if c is not None:
-        squared = G.power(2)
-        if isinstance(squared, Unavailable):
-            sweep.note(entry.step, f"secants: curvatures stop here, {squared.reason}")
-        else:
-            bend = squared.transpose(c if squared.thin else _whole(c, batch))
-    second = entry.surrogate.second
-    if second is None and entry.curved:
-        sweep.note(entry.step, "secants: its own second derivatives are not known, and left out")
-    if second is not None and x is entry.surrogate.maps[0][0]:
-        own = second.diagonal(_whole(g, batch))
-        bend = own if bend is None else bend + own
-    return bend
+    def cost(self, plan: Plan) -> float:
+        columns = sweep_and_columns(plan, self.rank, self.iterations) - sweep_and_columns(plan, 0, 0)
+        return super().cost(plan) + columns
 
+    def tape(self, plan: Plan) -> int:
+        sizes = uncertain_sizes(plan)
+        return super().tape(plan) + self.rank * (TAPE_COLUMN * sum(sizes) + COLUMN * max(sizes))
 
-def _backwards(tape: list[Entry], last: bool) -> Iterator[Entry]:
-    """The lines of a tape from its end, which is cut off as it is read if nobody will read it again."""
-    if not last:
-        yield from reversed(tape)
-    while last and tape:
-        yield tape.pop()
-
-
-def _add(waiting: dict[int, Tensor], x: Value, part: Tensor | None) -> None:
-    if part is not None:
-        waiting[id(x)] = waiting[id(x)] + part if id(x) in waiting else part
-
-
-def _single_identity(entry: Entry, readers: dict[int, int]) -> Value | None:
-    """The argument, if the operation only adds noise to it and nobody else reads it."""
-    if len(entry.surrogate.maps) != 1:
-        return None
-    ((x, G),) = entry.surrogate.maps
-    return x if isinstance(G, Identity) and readers.get(id(x)) == 1 else None
-
-
-def _whole(g: Tensor, batch: int) -> Tensor:
-    """Covectors for every input."""
-    return g if g.shape[1] == batch else g.expand(g.shape[0], batch, *g.shape[2:])
-
-
-def total(parts: dict[str, Tensor], like: Tensor, k: int) -> Tensor:
-    """The sum over sources, (batch, k, k); zeros where there is no source at all."""
-    result: Tensor | None = None
-    for part in parts.values():
-        result = part if result is None else result + part
-    if result is None:
-        return like.new_zeros(like.shape[0], k, k)
-    return result.to(like.dtype).expand(like.shape[0], k, k)
-
-
-def all_outputs(mean: Tensor) -> Tensor:
-    """One covector per output entry: the identity, (n, 1, *event), the same for every input."""
-    n = mean[0].numel() if mean.shape[0] else mean.flatten(1).shape[1] if mean.ndim > 1 else 1
-    eye = torch.eye(n, dtype=mean.dtype, device=mean.device)
-    return eye.reshape(n, 1, *mean.shape[1:])
+    def validate(self, numerics: Numerics) -> None:
+        super().validate(numerics)
+        check_compression(self.rank, self.iterations, self.weight_rank, self.start)
+        check_whole("pairs", self.pairs, 0)
+        if self.pairs == 1:
+            raise InvalidValue("`pairs` is 1; two groups of draws make the first pair. Choose 0, or 8.")
+        if self.secant not in (None, True, False):
+            raise InvalidType(f"`secant` is {self.secant!r}; choose True, False or None.")
+        asked = [name for name in ("secant", "pairs") if getattr(self, name)]
+        if asked and numerics.activation != "price":
+            raise InvalidValue(
+                f"`{asked[0]}` goes with the moments of activation='price'; `activation` is {numerics.activation!r}."
+            )

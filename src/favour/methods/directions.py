@@ -21,17 +21,45 @@ the shift would count twice, along w and on every score's own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from favour.belief.covariance import Directional
 from favour.errors import InvalidValue, ShapeMismatch
 from favour.methods.forward import Entry
 from favour.surrogate import inner
+from favour.surrogate.value import Value
 
 ITERATIONS = 4
 
 # How many of the most probable classes the directions may touch: at least, and per direction.
 CANDIDATES, CANDIDATES_PER_DIRECTION = 16, 4
+
+
+def directional(value: Value, asked: int | Tensor, made: Entry | None, gram: Callable[[Tensor], Tensor]) -> Directional:
+    """The covariance of an output, exact in some directions and independent off them.
+
+    Args:
+        value: The output, as the forward sweep knows it.
+        asked: The covectors, or how many directions of a softmax; one of these is the common shift where `made` is
+            given and knows one.
+        made: The step that makes the output.
+        gram: Covariance in the directions of a basis, (k, batch, *event) to (batch, k, k).
+    """
+    mean, diag = value.mean, value.variance.to(value.mean.dtype)
+    if isinstance(asked, Tensor):
+        basis = given_directions(asked, mean)
+        return Directional(diag, basis, gram(basis))
+    shift = common_shift(made)
+    if shift is not None:
+        w, share = shift
+        basis = with_shift(softmax_directions(mean, asked - 1), w)
+        diag = (diag - share).clamp_min(0)
+    else:
+        basis = softmax_directions(mean.flatten(1), asked).reshape(asked, *mean.shape)
+    return Directional(diag, basis, gram(basis))
 
 
 def softmax_directions(logits: Tensor, k: int, iterations: int = ITERATIONS) -> Tensor:

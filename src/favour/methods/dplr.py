@@ -21,74 +21,86 @@ Cost in forward passes: 1 for the mean, 1 for diag(M), r for Y, and 2r for each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from favour.errors import InvalidValue
 from favour.methods.algorithm1 import decompose
-from favour.methods.forward import Blocks, Representation, Sweep, pushed_blocks
-from favour.passes.plan.steps import Step
-from favour.surrogate import DiagonalNoise, LinearMap, Noise, Surrogate, diagonal_columns, flat, inner, weighted_gram
+from favour.methods.cost import sweep_and_columns, uncertain_sizes
+from favour.methods.forward import Blocks, Representation, Sweep, beliefs, forward, pushed_blocks
+from favour.methods.memory import COLUMN, FORWARD
+from favour.methods.method import Bound, Method, Numerics, check_whole, register
+from favour.methods.pending import Pending, Start
+from favour.methods.start import start_of
+from favour.passes.plan.steps import Plan, Step
+from favour.surrogate import DiagonalNoise, LinearMap, Surrogate, diagonal_columns, flat
 from favour.surrogate.value import Value
+
+# Of the kept part, where the user names none.
+RANK = 4
 
 # Outputs with at most this many entries keep their full covariance.
 SMALL_OUTPUT = 32
 
 
-@dataclass
-class Pending:
-    """M as a sum of parts that cannot stay diagonal, and its diagonal part D."""
+@register
+@dataclass(frozen=True, eq=False, repr=False)
+class DPLR(Method):
+    """Algorithm 1 of the paper after each linear map.
 
-    spread: list[tuple[LinearMap, Tensor]]
-    noises: list[Noise]
-    columns: Tensor | None
-    diag: Tensor | None
-    like: Tensor
+    Args:
+        rank: r, of the part that is kept of all correlations; None for 4.
+        iterations: K of Algorithm 1.
+        weight_rank: q, for products through rank-q approximations of the weights.
+        start: None (warm), `"random"`, or a mapping from module name to columns.
+    """
 
-    def matmul(self, V: Tensor) -> Tensor:
-        total = torch.zeros_like(V) if self.diag is None else V * self.diag
-        for G, variance in self.spread:
-            total = total + G.apply(G.transpose(V) * variance)
-        for noise in self.noises:
-            total = total + noise.matmul(V)
-        if self.columns is not None:
-            weights = inner(V, self.columns)  # (batch, r, k)
-            total = total + torch.einsum("brk,kbn->rbn", weights, flat(self.columns)).reshape(V.shape)
-        return total
+    name = "dplr"
+    partial = True
 
-    def diagonal(self) -> Tensor:
-        """diag(M), exact before compression."""
-        total = torch.zeros_like(self.like) if self.diag is None else self.diag
-        for G, variance in self.spread:
-            total = total + G.square(variance)
-        for noise in self.noises:
-            total = total + noise.diag()
-        return total if self.columns is None else total + self.columns.square().sum(0)
+    rank: int | None = None
+    iterations: int = 2
+    weight_rank: int | None = None
+    start: str | Mapping[str, Tensor] | None = None
 
-    def gram(self, g: Tensor) -> Tensor:
-        """g M gᵀ, (batch, F, F)."""
-        everywhere = g.expand(g.shape[0], *self.like.shape)
-        total = torch.zeros((), dtype=g.dtype, device=g.device) if self.diag is None else weighted_gram(g, self.diag)
-        for G, variance in self.spread:
-            total = total + weighted_gram(G.transpose(g if G.thin else everywhere), variance)
-        for noise in self.noises:
-            total = total + noise.gram(everywhere)
-        if self.columns is not None:
-            seen = inner(g, self.columns)
-            total = total + seen @ seen.mT
-        return total
+    @property
+    def columns(self) -> int:
+        """r."""
+        return RANK if self.rank is None else self.rank
 
-    def explicit(self) -> Tensor:
-        """Columns of M − D, (k, batch, *event)."""
-        parts = [] if self.columns is None else [self.columns]
-        parts += [G.apply(diagonal_columns(v.clamp_min(0).sqrt())) for G, v in self.spread]
-        parts += [noise.columns() for noise in self.noises]
-        return torch.cat(parts)
+    def run(self, bound: Bound) -> list[Any]:
+        start = start_of(self.start, bound.starts, bound.numerics.seed)
+        held = Compressed(self.columns, self.iterations, start, self.weight_rank)
+        return beliefs(bound, forward(bound, held), held.dense)
+
+    def held(self) -> str:
+        return "A forward sweep holds variances and a factor of low rank; what Algorithm 1 compresses away is lost."
+
+    def untried(self) -> str:
+        return "method='adjoint', which keeps all correlations, or a larger `rank`"
+
+    def cost(self, plan: Plan) -> float:
+        return sweep_and_columns(plan, self.columns, self.iterations)
+
+    def memory(self, plan: Plan) -> int:
+        return (FORWARD + COLUMN * self.columns) * max(uncertain_sizes(plan))
+
+    def validate(self, numerics: Numerics) -> None:
+        check_compression(self.rank, self.iterations, self.weight_rank, self.start)
 
 
-Start = Callable[[Step, Pending, int], Tensor]
+def check_compression(rank: Any, iterations: Any, weight_rank: Any, start: Any) -> None:
+    """Raise for parameters of Algorithm 1 that make no sense."""
+    check_whole("rank", rank, 0, optional=True)
+    check_whole("iterations", iterations, 0)
+    check_whole("weight_rank", weight_rank, 1, optional=True)
+    named = start is None or (isinstance(start, str) and start in ("warm", "random"))
+    if not named and not isinstance(start, Mapping):
+        raise InvalidValue(f"`start` is {start!r}; choose None, 'warm', 'random' or a mapping from module name.")
 
 
 class Compressed(Representation):
@@ -183,16 +195,3 @@ class Compressed(Representation):
         self.dense[step.node.name] = matrix
         diagonal = matrix.diagonal(dim1=-2, dim2=-1).reshape(mean.shape)
         return Value(mean, diagonal)
-
-
-def given_start(columns: Mapping[str, Tensor], otherwise: Start) -> Start:
-    """A start by module path, (rank, *event) or (rank, batch, *event); other steps use `otherwise`."""
-
-    def start(step: Step, pending: Pending, rank: int) -> Tensor:
-        guess = columns.get(step.node.module)
-        if guess is None:
-            return otherwise(step, pending, rank)
-        guess = guess.to(pending.like)
-        return guess if guess.ndim == pending.like.ndim + 1 else guess.unsqueeze(1)
-
-    return start

@@ -1,34 +1,35 @@
 """Forward sweeps: from surrogates to beliefs, one step at a time.
 
 A *representation* decides how much of the covariance a value carries: nothing but variances (`DiagonalOnly`), every
-noise as explicit columns (`Explicit`), or a diagonal plus a few columns compressed by Algorithm 1 (`Compressed`). The
-sweep itself only walks the plan and hands each surrogate to the representation.
+noise as explicit columns (`favour.methods.full`), a diagonal plus a few columns compressed by Algorithm 1
+(`favour.methods.dplr`), or nothing at all (`favour.methods.linearised`). The sweep itself only walks the plan and hands
+each surrogate to the representation.
 """
 
 from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from favour.belief.covariance import Dense
 from favour.graph.interpreter import arguments, interpret
 from favour.graph.node import Node, replace_nodes
+from favour.methods.method import Bound, belief_of
 from favour.passes.normalise.fusion import FusedNode, fused_surrogate
-from favour.passes.plan.steps import Plan, Step
+from favour.passes.plan.steps import Step
 from favour.surrogate import (
     Carried,
-    DiagonalNoise,
     LinearMap,
     Noise,
     Residual,
     Surrogate,
     Unavailable,
-    diagonal_columns,
 )
 from favour.surrogate.carried import find
 from favour.surrogate.value import Context, Value
@@ -43,7 +44,7 @@ class Representation(ABC):
     def absorb(self, surrogate: Surrogate, step: Step, sweep: Sweep) -> Value:
         """The value an operation results in; what could not be carried is noted in the sweep."""
 
-    def source(self, value: Value, step_name: str, forked: bool) -> Value:
+    def source(self, value: Value) -> Value:
         """Take in an uncertain input of the network."""
         return value
 
@@ -77,6 +78,10 @@ class Sweep:
     tape: list[Entry] = field(default_factory=list)
     notes: dict[str, list[str]] = field(default_factory=dict)
 
+    def result(self, output: Any) -> Any:
+        """What was found for an output of the plan."""
+        return self.values[output] if isinstance(output, Node) else output
+
     def note(self, step: Step, text: str) -> None:
         """Something that a method wanted and an operation could not tell; `Predictor.explain` shows it."""
         known = self.notes.setdefault(step.node.name, [])
@@ -84,34 +89,27 @@ class Sweep:
             known.append(text)
 
 
-def run(
-    plan: Plan,
-    values: dict[Node, Any],
-    representation: Representation,
-    ctx: Context,
-    *,
-    keep_tape: bool = False,
-    keep: Collection[str] = (),
-) -> Sweep:
+def forward(bound: Bound, representation: Representation, *, keep_tape: bool = False) -> Sweep:
     """Execute a plan.
 
     Args:
-        plan: The steps.
-        values: Inputs, parameters and constants by node; uncertain inputs as `Value`, parameters with a posterior as
-            `Weight`.
+        bound: The call; its uncertain inputs are taken in by the representation.
         representation: How covariances are held.
-        ctx: Settings and scratch space for the rules.
         keep_tape: Record surrogates for a reverse sweep (and keep what they refer to alive).
-        keep: Names of nodes whose values are wanted at the end, and stay; others go once nobody reads them.
     """
-    sweep = Sweep(values)
-    steps = {step.node: step for step in plan.steps}
+    for _, value in bound.sources:
+        taken = representation.source(value)
+        value.replace(taken.diag, taken.blocks)
+    sweep = Sweep(bound.values)
+    keep_tape = keep_tape or bound.watched
+    bound.sweep = sweep if bound.watched else None
+    steps = {step.node: step for step in bound.plan.steps}
 
     def handle(node: Node, values: Mapping[Node, Any]) -> Any:
         step = steps[node]
         if not step.uncertain:
             return evaluate(node, values)
-        made = surrogate_of(step, values, ctx.at(node.name, node.module, node.place))
+        made = surrogate_of(step, values, bound.ctx.at(node.name, node.module, node.place))
         results = []
         for surrogate in made if isinstance(made, list) else [made]:
             value = representation.absorb(surrogate, step, sweep)
@@ -121,9 +119,22 @@ def run(
                 sweep.tape.append(Entry(value, surrogate, step))
         return results if isinstance(made, list) else results[0]
 
-    done = {n: [r for r in read if r.name not in keep] for n, read in plan.done.items()} if keep else plan.done
-    interpret(steps, values, handle, done)
+    done, kept = bound.plan.done, bound.kept
+    done = {n: [r for r in read if r.name not in kept] for n, read in done.items()} if kept else done
+    interpret(steps, bound.values, handle, done)
+    if bound.kept:
+        bound.kept.update((node.name, value) for node, value in sweep.values.items() if node.name in bound.kept)
     return sweep
+
+
+def beliefs(bound: Bound, sweep: Sweep, dense: Mapping[str, Tensor] | None = None) -> list[Any]:
+    """One belief per output, from what a sweep left there; `dense` has whole matrices by the name of the node."""
+    found = []
+    for output in bound.plan.outputs:
+        value = sweep.result(output)
+        matrix = dense.get(value.name) if dense and isinstance(value, Value) else None
+        found.append(belief_of(value, None if matrix is None else Dense(matrix, value.mean.shape[1:])))
+    return found
 
 
 def surrogate_of(step: Step, values: Mapping[Node, Any], ctx: Context) -> Surrogate | list[Surrogate]:
@@ -193,7 +204,7 @@ class DiagonalOnly(Representation):
                 carried.append(told)
         return Value(surrogate.mean, _variance(surrogate), carried=tuple(carried))
 
-    def source(self, value: Value, step_name: str, forked: bool) -> Value:
+    def source(self, value: Value) -> Value:
         return Value(value.mean, value.variance)
 
 
@@ -203,65 +214,3 @@ def _variance(surrogate: Surrogate) -> Tensor:
         return surrogate.variance
     parts = [x.through(G) for x, G in surrogate.maps] + [noise.diag() for noise in surrogate.noises]
     return sum(parts[1:], parts[0]) if parts else torch.zeros_like(surrogate.mean)
-
-
-class Explicit(Representation):
-    """Every dimension of every noise is a column of its own. Exact algebra, thousands of columns: the reference.
-
-    A diagonal noise is held as a diagonal until a map would mix it or a fork would share it.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def absorb(self, surrogate: Surrogate, step: Step, sweep: Sweep) -> Value:
-        for x, G in surrogate.maps:
-            if not G.one_per_column or len(surrogate.maps) > 1:
-                self._expand(x)
-        blocks = pushed_blocks(surrogate, surrogate.maps)
-        diag: Tensor | None = None
-        for x, G in surrogate.maps:
-            if x.diag is not None:
-                diag = _plus(diag, G.square(x.diag))
-        for noise in surrogate.noises:
-            if isinstance(noise, DiagonalNoise):
-                diag = _plus(diag, noise.variance)
-            elif noise.key is None:
-                blocks[self._name()] = noise.columns()
-        value = Value(surrogate.mean, diag, blocks)
-        if step.forked or step.output:
-            self._expand(value)
-        return value
-
-    def source(self, value: Value, step_name: str, forked: bool) -> Value:
-        self._expand(value)
-        return value
-
-    def _name(self) -> Hashable:
-        self.count += 1
-        return ("noise", self.count)
-
-    def _expand(self, value: Value) -> None:
-        """Turn the diagonal into columns."""
-        if value.diag is None:
-            return
-        columns = diagonal_columns(value.diag.clamp_min(0).sqrt())
-        value.replace(None, {**value.blocks, self._name(): columns})
-
-
-def _plus(total: Tensor | None, part: Tensor) -> Tensor:
-    return part if total is None else total + part
-
-
-__all__ = [
-    "DiagonalOnly",
-    "Entry",
-    "Explicit",
-    "Noise",
-    "Representation",
-    "Sweep",
-    "evaluate",
-    "pushed_blocks",
-    "run",
-    "surrogate_of",
-]

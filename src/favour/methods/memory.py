@@ -27,58 +27,16 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from favour.methods.choice import DEFAULT_RANK, Choice, outputs
-from favour.methods.settings import Settings
+from favour.methods.method import Method
 from favour.passes.plan.steps import Plan
 
 TAPE, TAPE_COLUMN, COVECTOR, FORWARD, COLUMN = 4, 2, 3, 16, 10
 
 
-def _sizes(plan: Plan) -> list[int]:
-    return [plan.entries(step.node.shape) for step in plan.steps if step.node in plan.uncertain] or [1]
-
-
-def _rank(settings: Settings, method: str) -> int:
-    return settings.rank if settings.rank is not None else DEFAULT_RANK.get(method, 0)
-
-
-def tape_numbers(plan: Plan, settings: Settings) -> int:
-    """Numbers per input that the reverse sweep holds besides covectors."""
-    rank, sizes = _rank(settings, "adjoint"), _sizes(plan)
-    return (TAPE + TAPE_COLUMN * rank + settings.pairs) * sum(sizes) + COLUMN * rank * max(sizes)
-
-
-def covector_numbers(plan: Plan, settings: Settings, secant: bool) -> int:
-    """Numbers per input and covector."""
-    return (COVECTOR * (1 + secant) + settings.pairs) * max(_sizes(plan))
-
-
-def numbers_per_input(plan: Plan, settings: Settings, choice: Choice) -> int:
-    """Numbers that a prediction holds per input at its peak."""
-    sizes = _sizes(plan)
-    if choice.method == "adjoint":
-        k = choice.covectors or sum(plan.entries(o.shape) for o in outputs(plan))
-        return tape_numbers(plan, settings) + k * covector_numbers(plan, settings, choice.secant)
-    if choice.method == "full":
-        return 2 * sum(sizes) * max(sizes)
-    return (FORWARD + COLUMN * _rank(settings, choice.method)) * max(sizes)
-
-
-def rows_within(plan: Plan, settings: Settings, choice: Choice, itemsize: int) -> int:
-    """How many inputs fit the budget at a time."""
-    assert settings.memory is not None
-    predicted = (
-        itemsize * numbers_per_input(plan, settings, choice) * max(1.0, plan.correction[1] if plan.correction else 1.0)
-    )
-    return max(1, int(settings.memory // predicted))
-
-
-def covectors_within(plan: Plan, settings: Settings, k: int, itemsize: int, secant: bool) -> int:
-    """How many covectors fit the budget at a time, for one input."""
-    if settings.memory is None:
-        return k
-    left = settings.memory // itemsize - tape_numbers(plan, settings)
-    return max(1, min(k, left // covector_numbers(plan, settings, secant)))
+def rows_within(method: Method, plan: Plan, memory: int, itemsize: int) -> int:
+    """How many inputs fit a budget of so many bytes at a time."""
+    predicted = itemsize * method.memory(plan) * max(1.0, plan.correction[1] if plan.correction else 1.0)
+    return max(1, int(memory // predicted))
 
 
 class Peak(TorchDispatchMode):
@@ -108,9 +66,8 @@ class Peak(TorchDispatchMode):
         return result
 
 
-def measure(plan: Plan, settings: Settings, choice: Choice, itemsize: int, rows: int, run: Callable[[], Any]) -> None:
+def measure(method: Method, plan: Plan, itemsize: int, rows: int, run: Callable[[], Any]) -> None:
     """Correct what is predicted for `plan` by what `run`, a prediction for `rows` inputs, takes."""
     with torch.no_grad(), Peak() as peak:
         run()
-    predicted = rows * itemsize * numbers_per_input(plan, settings, choice)
-    plan.correction = dict(plan.sizes), peak.most / predicted
+    plan.correction = dict(plan.sizes), peak.most / (rows * itemsize * method.memory(plan))

@@ -20,7 +20,7 @@ On the layers of trained networks K = 2 from here is as good as about K = 4 from
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from favour.belief.covariance import square_root
 from favour.methods.algorithm1 import decompose, gram_schmidt
-from favour.methods.dplr import Pending, Start
+from favour.methods.pending import Pending, Start
 from favour.passes.plan.steps import Step
 from favour.surrogate import flat, weighted_gram
 from favour.surrogate.matrices import LowRankMatrix
@@ -36,6 +36,14 @@ from favour.surrogate.matrices import LowRankMatrix
 # Rank q of the weights, at least and per column; the iterations on S, where they cost next to nothing; the least
 # number of cheap iterations of Algorithm 1 (more columns take up to four).
 CHEAP_RANK, CHEAP_RANK_PER_COLUMN, CORE_ITERATIONS, CHEAP_ITERATIONS = 16, 2, 6, 2
+
+
+def start_of(asked: str | Mapping[str, Tensor] | None, starts: dict[str, Tensor], seed: int) -> Start:
+    """What is asked for: None or `"warm"`, `"random"`, or columns by module name, the rest warm."""
+    if asked == "random":
+        return random_start(starts, seed)
+    warm = warm_start(starts, seed)
+    return given_start(asked, warm) if isinstance(asked, Mapping) else warm
 
 
 def fixed_noise(starts: dict[str, Tensor], seed: int, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -81,6 +89,19 @@ def warm_start(starts: dict[str, Tensor], seed: int) -> Start:
             return guess
         _, factor = decompose(reduced.matmul, pending.diagonal(), guess, min(4, max(CHEAP_ITERATIONS, rank)))
         return _eigenvalue_scale(flat(factor)).reshape(factor.shape)
+
+    return start
+
+
+def given_start(columns: Mapping[str, Tensor], otherwise: Start) -> Start:
+    """A start by module path, (rank, *event) or (rank, batch, *event); other steps use `otherwise`."""
+
+    def start(step: Step, pending: Pending, rank: int) -> Tensor:
+        guess = columns.get(step.node.module)
+        if guess is None:
+            return otherwise(step, pending, rank)
+        guess = guess.to(pending.like)
+        return guess if guess.ndim == pending.like.ndim + 1 else guess.unsqueeze(1)
 
     return start
 

@@ -67,7 +67,12 @@ def listed(words: Sequence[str]) -> str:
 
 
 def paragraph(text: str, kind: str = "") -> str:
-    return f"<p{_class(kind)}>{escape(text)}</p>"
+    """What stands between backticks is code, here and in lists."""
+    return f"<p{_class(kind)}>{_words(text)}</p>"
+
+
+def _words(text: str) -> str:
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def heading(text: str) -> str:
@@ -75,8 +80,7 @@ def heading(text: str) -> str:
 
 
 def bullets(sentences: Sequence[str]) -> str:
-    """A list; what stands between backticks is code."""
-    items = (re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(s)) for s in sentences)
+    items = (_words(s) for s in sentences)
     return "<ul>" + "".join(f"<li>{item}</li>" for item in items) + "</ul>" if sentences else ""
 
 

@@ -10,7 +10,6 @@ active learning and q-batch acquisition need. The mathematics is in `favour.meth
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +21,7 @@ from favour.belief.covariance import Dense
 from favour.errors import InvalidType, InvalidValue
 from favour.graph.node import Node
 from favour.methods.across import covariance_between, moments_between
-from favour.methods.engine import forward_for_adjoint, result_of
+from favour.methods.adjoint import Adjoint, ReverseSweep
 from favour.predictor.tensors import check_inputs
 from favour.surrogate.value import Value, Weight
 
@@ -43,15 +42,14 @@ def joint(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], group: int
     batch = _rows(predict, leaves)
     q = _group(group, batch)
     posterior = predict.posterior()
-    plan, values, sources = predict._bound(leaves, posterior)
-    _in_weight_space(values, plan)
-    secant = predict._choices[frozenset(name for name, _ in sources)].secant
-    settings = replace(predict.settings, rank=0, pairs=0)
-    sweep, inputs = forward_for_adjoint(plan, values, settings, predict._context(), sources, predict._starts)
+    bound, method = predict._bound(leaves, posterior)
+    _in_weight_space(bound.values, bound.plan)
+    secant = isinstance(method, ReverseSweep) and method.takes_secants
+    sweep, inputs = Adjoint().swept(bound)
     pairs = moments_between(sweep, inputs, q, masks == "shared")
     results = []
-    for output in plan.outputs:
-        value = result_of(output, sweep)
+    for output in bound.plan.outputs:
+        value = sweep.result(output)
         if isinstance(value, Value):
             covariance = covariance_between(sweep, value, inputs, pairs, q, secant)
         elif isinstance(value, Tensor) and value.is_floating_point() and value.ndim and value.shape[0] == batch:

@@ -16,8 +16,9 @@ from favour.graph.capture import capture, split_example
 from favour.graph.dynamic import Dynamic
 from favour.graph.node import Node
 from favour.inspect.selfcheck import self_check, warn_of, warn_of_silence
-from favour.methods.choice import DEFAULT_RANK, outputs, predicted
-from favour.methods.settings import Settings
+from favour.methods import DPLR, Adjoint, Method, Numerics
+from favour.methods.cost import output_entries
+from favour.methods.keywords import method_of
 from favour.passes.plan.steps import configure, truncate
 from favour.posterior import Posterior
 from favour.predictor.following import Origin
@@ -30,7 +31,8 @@ def compile(
     model: nn.Module,
     example: Any,
     *,
-    method: str = "auto",
+    method: str | Method = "auto",
+    effort: str = "balanced",
     rank: int | None = None,
     iterations: int = 2,
     activation: str = "price",
@@ -44,7 +46,7 @@ def compile(
     seed: int = 0,
     memory: int | None = None,
     secant: bool | None = None,
-    pairs: int = 0,
+    pairs: int | None = None,
     task: str | None = None,
     dynamic: Dynamic = None,
     batched: bool = True,
@@ -55,7 +57,11 @@ def compile(
     Args:
         model: Any module `torch.export` can take. Never modified.
         example: A tensor, a tuple of arguments or a dict of keyword arguments, of any batch size.
-        method: `"adjoint"`, `"dplr"`, `"full"`, `"diag"` or `"auto"`.
+        method: `"adjoint"`, `"dplr"`, `"full"`, `"diag"` or `"auto"`; or an object of `favour.methods`, which has its
+            parameters, so that of the keywords below `effort`, `rank`, `iterations`, `weight_rank`, `directions`,
+            `start`, `secant`, `pairs` and `task` are refused beside it.
+        effort: What the reverse sweep takes where `secant` and `pairs` do not say: `"fast"`, tangents; `"balanced"`,
+            secants where `"auto"` predicts them to be cheap; `"best"`, secants and 16 groups of pairs.
         rank: Of the low-rank part that forward sweeps keep; None for the method's default.
         iterations: K of Algorithm 1.
         activation: `"price"`, `"matched"` or `"taylor"`.
@@ -71,13 +77,14 @@ def compile(
         memory: Budget in bytes for the sweeps and for sampling.
         secant: Whether the reverse sweep takes secants, not tangents, over what dropout does, which is closer wherever
             the rate is not ½; k covectors more to send back through linear layers between dropout and an activation.
-            None: where `"auto"` predicts that to cost at most half a forward pass.
-        pairs: Groups of draws (16, say) whose joint effects on one activation the reverse sweep adds; 0 for none. Takes
-            secants too, and means and variances behind an activation then know the third and fourth cumulants that
-            dropout leaves before it. Worth most at rates near ½, for the price of two more forward passes than groups.
+            None: by `effort`; in `"balanced"` where `"auto"` predicts that to cost at most half a forward pass.
+        pairs: Groups of draws (16, say) whose joint effects on one activation the reverse sweep adds; 0 for none, None
+            by `effort`. Takes secants too, and means and variances behind an activation then know the third and fourth
+            cumulants that dropout leaves before it. Worth most at rates near ½, for the price of two more forward
+            passes than groups.
         task: What the outputs are, where it matters for what `"auto"` keeps of very many: `"classification"` for class
             scores, of which it then follows the directions that class probabilities see. None: all outputs while
-            that is affordable, else `"dplr"`, with a warning (`favour.ReducedCovariance`).
+            that is affordable, else `"dplr"`, with a warning (`favour.errors.ReducedCovariance`).
         dynamic: Sizes besides the batch that may change, such as a sequence length or a resolution: True for all
             that the model does not fix, dimensions of every input such as `1` or `(2, 3)`, or a mapping from the
             name of an argument to those. `auto` chooses by the sizes of the example.
@@ -108,22 +115,21 @@ def compile(
         >>> belief.mean.shape, belief.covariance_matrix.shape
         (torch.Size([5, 2]), torch.Size([5, 2, 2]))
     """
-    settings = Settings(
-        method=method,
+    asked = method_of(
+        method,
+        effort=effort,
         rank=rank,
         iterations=iterations,
-        activation=activation,
         weight_rank=weight_rank,
         directions=directions,
-        precision=precision,
         start=start,
-        seed=seed,
-        memory=memory,
         secant=secant,
         pairs=pairs,
         task=task,
     )
-    settings.validate()
+    numerics = Numerics(activation, precision, seed, memory)
+    numerics.validate()
+    asked.validate(numerics)
     begin = time.perf_counter()
     with Progress(f"compiling {type(model).__name__}") as progress:
         progress.stage("capturing")
@@ -133,7 +139,7 @@ def compile(
         given = Posterior.wrap(posterior)
         tensors = named_tensors(model)
         given.validate(tensors)
-        predictor = Predictor(graph, settings, matched(given, tensors), model)
+        predictor = Predictor(graph, asked, matched(given, tensors), model, numerics)
         progress.stage("first pass")
         small = rehearse(predictor, example)
         predictor.follow_structure(Origin.of(model, small, dynamic, dropout, at, batched))
@@ -151,13 +157,10 @@ def compile(
 
 def warn_of_reduction(predict: Predictor, stacklevel: int) -> None:
     """Say what is lost where `auto` found too many outputs for their whole covariance."""
-    choice = predict.choice
-    if choice is None or predict.settings.method != "auto" or choice.method != "dplr":
+    chosen, plan = predict.method, predict.plain_plan
+    if chosen is predict.asked or not isinstance(chosen, DPLR):
         return
-    plan = predict.plain_plan
-    n = sum(plan.entries(o.shape) for o in outputs(plan))
-    rank = predict.settings.rank or DEFAULT_RANK["dplr"]
-    everything = predicted(plan, predict.settings, "adjoint", n)
+    n, rank, everything = output_entries(plan), chosen.columns, Adjoint().cost(plan)
     warnings.warn(
         f"{n} outputs are too many for their whole covariance by default (about {everything:.0f} forward passes with "
         f"method='adjoint'), so 'dplr' is taken: of the correlations between outputs a rank of {rank} is kept, and "
@@ -173,7 +176,7 @@ def rehearse(predict: Predictor, example: Any) -> Any:
     """Run once on a small example, and return it: plans, caches and starts are made, what cannot work fails now."""
     args, kwargs = split_example(example)
     batch = next(t.shape[0] for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.ndim)
-    given, (output, *_) = predict.settings.directions, predict.graph.outputs
+    given, (output, *_) = getattr(predict.asked, "directions", None), predict.graph.outputs
     by_input = isinstance(given, Tensor) and isinstance(output, Node) and given.ndim > len(output.shape or ())
     rows = batch if by_input else 2  # directions (k, batch, *event) go with the whole example
     if predict.graph.batched:
@@ -192,7 +195,7 @@ def rehearse(predict: Predictor, example: Any) -> Any:
         predict._warm = False
         predict(*args, **kwargs)
         predict._warm = True
-        if predict.settings.memory is not None:
+        if predict.numerics.memory is not None:
             predict(*args, **kwargs)
         predict.prepare()
     return kwargs if isinstance(example, dict) else args

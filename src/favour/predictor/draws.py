@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from favour.errors import InvalidType
 from favour.graph.capture import Graph, capture, split_example
-from favour.methods.engine import Settings
+from favour.methods import Auto, Numerics
 from favour.methods.sampling import check_count
 from favour.passes.plan.steps import configure
 from favour.posterior import Posterior
@@ -76,12 +76,12 @@ def sample(
         torch.Size([100, 5, 2])
     """
     check_count(n)
-    settings = Settings(memory=memory)
-    settings.validate()
+    numerics = Numerics(memory=memory)
+    numerics.validate()
     if not isinstance(model, nn.Module):
         raise InvalidType(f"`model` is a {type(model).__name__}; favour.sample takes a torch.nn.Module.")
     args, kwargs = split_example(x)
     given = Posterior.wrap(posterior)
     given.validate(named_tensors(model))
     graph = configure(_capture_once(model, x, *pytree.tree_flatten((args, kwargs))), dropout)
-    return Predictor(graph, settings, given, model).sample(*args, n=n, generator=generator, **kwargs)
+    return Predictor(graph, Auto(), given, model, numerics).sample(*args, n=n, generator=generator, **kwargs)

@@ -11,7 +11,6 @@ import copy
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,9 +28,8 @@ from favour.inspect import describe
 from favour.inspect.attribution import Attribution
 from favour.inspect.explain import Explanation, explanation, stand_in
 from favour.inspect.selfcheck import SelfCheck
-from favour.methods.choice import Choice, choose
-from favour.methods.engine import Settings, infer, infer_parts
-from favour.methods.forward import Sweep
+from favour.methods import Adjoint, Bound, Method, Numerics
+from favour.methods.adjoint import ReverseSweep
 from favour.methods.sampling import Sampler
 from favour.passes.normalise.ending import Ending
 from favour.passes.normalise.lookups import Lookup, check_lookups, find_lookups
@@ -66,9 +64,16 @@ _AGAIN = "Call `predict.refresh()` to take it over, or compile the model again."
 class Predictor(nn.Module):
     """Predicts beliefs. Made by `favour.compile` or `favour.load`."""
 
-    def __init__(self, graph: Graph, settings: Settings, posterior: Posterior, model: nn.Module | None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        asked: Method,
+        posterior: Posterior,
+        model: nn.Module | None,
+        numerics: Numerics | None = None,
+    ) -> None:
         super().__init__()
-        self.graph, self.settings = graph, settings
+        self.graph, self.asked, self.numerics = graph, asked, numerics or Numerics()
         self.given = posterior
         # In lists, so that the model and its parts are not registered as submodules.
         self._linked: list[nn.Module] = [] if model is None else [model]
@@ -79,7 +84,7 @@ class Predictor(nn.Module):
         if model is not None:
             self._link(model)
         self._plans: dict[frozenset[str], Plan] = {}
-        self._choices: dict[frozenset[str], Choice] = {}
+        self._methods: dict[frozenset[str], Method] = {}
         self._cache: dict[tuple[str, str], Cached] = {}
         self._starts: dict[str, Tensor] = {}
         self._checked: dict[str, tuple[Tensor, int | None]] = {}
@@ -106,9 +111,11 @@ class Predictor(nn.Module):
         return describe.html(self)
 
     @property
-    def choice(self) -> Choice | None:
-        """The method for plain inputs, its covectors and predicted cost; None before the first plan is made."""
-        return self._choices.get(frozenset())
+    def method(self) -> Method:
+        """The method that answers plain inputs: the one asked for, or what `auto` chose."""
+        if frozenset() not in self._methods:
+            self._plan(frozenset(), self.posterior())
+        return self._methods[frozenset()]
 
     @property
     def plain_plan(self) -> Plan:
@@ -204,7 +211,7 @@ class Predictor(nn.Module):
             origin.structure = Structure(origin.model)
             if not same_graph(graph, self.graph):
                 self.graph = graph
-                known, self._plans, self._choices, self._sampler, self._heads = tuple(self._plans), {}, {}, None, None
+                known, self._plans, self._methods, self._sampler, self._heads = tuple(self._plans), {}, {}, None, None
                 self._together.clear()
                 self._as_classes.clear()
                 self._owners, self._spreads, self.store = {}, {}, Store()
@@ -309,8 +316,7 @@ class Predictor(nn.Module):
             `directions` do not apply.
         """
         if not self._together:
-            settings = replace(self.settings, directions=None, task=None)
-            self._together.append(self._twin(concatenated(self.graph), settings))
+            self._together.append(self._twin(concatenated(self.graph), self.asked.over("joint")))
         if not torch.compiler.is_compiling():
             self.follow()
         results = self._together[0](*args, **kwargs)
@@ -340,9 +346,9 @@ class Predictor(nn.Module):
         """
         return across.joint(self, args, kwargs, group, masks)
 
-    def _twin(self, graph: Graph, settings: Settings) -> Predictor:
+    def _twin(self, graph: Graph, asked: Method) -> Predictor:
         """A predictor of another graph or by another method that shares this one's tensors."""
-        twin = Predictor(graph, settings, self.given, None)
+        twin = Predictor(graph, asked, self.given, None, self.numerics)
         twin.store, twin._linked, twin._owners, twin._spreads = self.store, self._linked, self._owners, self._spreads
         twin._bayesian, twin._origin = self._bayesian, None  # it is asked by this one, which follows the model
         twin._cache, twin._starts, twin._sizes = self._cache, self._starts, self._sizes
@@ -482,9 +488,8 @@ class Predictor(nn.Module):
         self.follow()
         check_inputs(self.graph, leaves)
         posterior = self.posterior()
-        plan, values, sources = self._bound(leaves, posterior)
-        choice = self._choices[frozenset(name for name, _ in sources)]
-        parts = infer_parts(plan, values, self.settings, self._context(), sources, self._starts, choice.secant)
+        bound, method = self._bound(leaves, posterior)
+        parts = (method if isinstance(method, ReverseSweep) else Adjoint()).parts(bound)
         outputs = [Attribution.of(mean, grams) if isinstance(mean, Tensor) else mean for mean, grams in parts]
         return pytree.tree_unflatten(outputs, self.graph.out_spec)
 
@@ -506,11 +511,8 @@ class Predictor(nn.Module):
         leaves = self._leaves(args, kwargs) if args or kwargs else stand_in(self.graph, self._sizes)
         self.follow()
         check_inputs(self.graph, leaves)
-        plan, values, sources = self._bound(leaves, self.posterior())
-        choice = self._choices[frozenset(name for name, _ in sources)]
-        sweeps: list[Sweep] = []
-        infer(plan, values, self.settings, choice, self._context(), sources, self._starts, sweeps=sweeps)
-        return explanation(plan, sweeps[0], choice.method, self.settings.held(), bool(args or kwargs))
+        bound, method = self._bound(leaves, self.posterior())
+        return explanation(bound, method, bool(args or kwargs))
 
     def stream(
         self,
@@ -554,25 +556,27 @@ class Predictor(nn.Module):
         return stream(self, loader, device, results, inputs, compiled, prefetch, progress)
 
     def _predict(self, leaves: list[Any], posterior: Posterior) -> list[Any]:
-        plan, values, sources = self._bound(leaves, posterior)
-        choice = self._choices[frozenset(name for name, _ in sources)]
-        return infer(plan, values, self.settings, choice, self._context(), sources, self._starts)
+        bound, method = self._bound(leaves, posterior)
+        return method.run(bound)
 
-    def _bound(self, leaves: list[Any], posterior: Posterior) -> tuple[Plan, dict[Node, Any], list[tuple[str, Value]]]:
-        """The plan for these inputs, the values of its leaves, and the uncertain ones among the inputs."""
-        values, sources = self._values(leaves, posterior)
-        plan = self._plan(frozenset(name for name, _ in sources), posterior)
+    def _bound(self, leaves: list[Any], posterior: Posterior) -> tuple[Bound, Method]:
+        """All that the method for these inputs needs, and the method."""
+        leaf, sources = self._values(leaves, posterior)
+        names = frozenset(name for name, _ in sources)
+        plan = self._plan(names, posterior)
+        values = dict(leaf)
         if posterior.names:
             attach(values, self.graph, plan, posterior)
-        bound = plan.bind(values)
+        numerics, ctx = self.numerics, self._context()
+        bound = Bound(plan, plan.bind(values), sources, ctx, numerics, self._starts, self.graph, leaf, posterior)
         if not plan.row_wise and not torch.compiler.is_compiling():
-            plan.row_wise = check_rows(plan, bound, self._context())
-        return plan, bound, sources
+            plan.row_wise = check_rows(plan, bound.values, ctx)
+        return bound, self._methods[names]
 
     def _context(self) -> Context:
-        short = torch.bfloat16 if self.settings.precision == "bf16" else None
-        tf32 = self.settings.precision == "tf32"
-        return Context(activation=self.settings.activation, short=short, tf32=tf32, cache=self._cached)
+        short = torch.bfloat16 if self.numerics.precision == "bf16" else None
+        tf32 = self.numerics.precision == "tf32"
+        return Context(activation=self.numerics.activation, short=short, tf32=tf32, cache=self._cached)
 
     def prepare(self, uncertain: Iterable[frozenset[str]] = ()) -> None:
         """Make the plans for plain and for these uncertain inputs: `torch.compile`, the next caller maybe, cannot."""
@@ -610,7 +614,7 @@ class Predictor(nn.Module):
         if uncertain not in self._plans:
             self._plans[uncertain] = make_plan(self.graph, uncertain, posterior)
             self._plans[uncertain].sizes = dict(self._sizes)
-            self._choices[uncertain] = choose(self._plans[uncertain], self.settings)
+            self._methods[uncertain] = self.asked.choose(self._plans[uncertain])
         return self._plans[uncertain]
 
     def _cached(self, step: str, name: str, tensor: Tensor, function: Any, costly: bool) -> Any:
@@ -639,7 +643,7 @@ class Predictor(nn.Module):
             self._sampler = Sampler(self.graph, posterior.names)
         with torch.no_grad():
             bound = {node: values[node.name] for node in self.graph.nodes if node.kind != "call"}
-            drawn = self._sampler(bound, n, posterior, generator, self.settings.memory)
+            drawn = self._sampler(bound, n, posterior, generator, self.numerics.memory)
         return pytree.tree_unflatten(drawn, self.graph.out_spec)
 
     def save(self, path: str | os.PathLike[str]) -> None:

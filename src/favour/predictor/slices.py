@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 def slices(predict: Predictor, leaves: list[Any], posterior: Posterior) -> list[list[Any]]:
     """The inputs in slices of the batch that fit the memory budget."""
-    if predict.settings.memory is None:
+    memory = predict.numerics.memory
+    if memory is None:
         return [leaves]
     beliefs = frozenset(
         n.name
@@ -32,8 +33,8 @@ def slices(predict: Predictor, leaves: list[Any], posterior: Posterior) -> list[
     first = next(leaf for leaf, b in zip(leaves, batched, strict=True) if b)
     mean = first.mean if isinstance(first, Belief) else first
     itemsize = max(mean.element_size(), 4) if mean.is_floating_point() else 4
-    choice = predict._choices[beliefs]
-    rows = rows_within(plan, predict.settings, choice, itemsize)
+    method = predict._methods[beliefs]
+    rows = rows_within(method, plan, memory, itemsize)
 
     def part(start: int, stop: int) -> list[Any]:
         return [leaf[start:stop] if b else leaf for leaf, b in zip(leaves, batched, strict=True)]
@@ -41,6 +42,6 @@ def slices(predict: Predictor, leaves: list[Any], posterior: Posterior) -> list[
     known = plan.correction is not None and plan.correction[0] == plan.sizes
     if predict._warm and not known and mean.shape[0] and not torch.compiler.is_compiling():
         few = min(rows, 2, mean.shape[0])
-        measure(plan, predict.settings, choice, itemsize, few, lambda: predict._predict(part(0, few), posterior))
-        rows = rows_within(plan, predict.settings, choice, itemsize)
+        measure(method, plan, itemsize, few, lambda: predict._predict(part(0, few), posterior))
+        rows = rows_within(method, plan, memory, itemsize)
     return [part(i, i + rows) for i in range(0, max(1, mean.shape[0]), rows)]

@@ -36,6 +36,7 @@ from favour.errors import InvalidType, InvalidValue, UnsupportedOperation
 from favour.exporting.exported import load_exported
 from favour.exporting.factories import make
 from favour.graph.graph_io import graph_to_json
+from favour.methods.keywords import written
 from favour.posterior import Posterior
 from favour.predictor.predictor import Predictor
 
@@ -229,7 +230,7 @@ def digest(model: Any, weights: str | os.PathLike[str] | None = None) -> str:
         model, posterior = model
     if isinstance(model, Predictor):
         arguments: dict[str, torch.Tensor] = {}
-        settings, tensors = model.settings.describe()
+        settings, tensors = written(model.asked, model.numerics)
         sha.update(json.dumps([graph_to_json(model.graph, arguments), settings], sort_keys=True, default=str).encode())
         _tensors(sha, arguments)
         _tensors(sha, tensors)

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from favour.errors import CorruptFile, InvalidValue
+from favour.errors import CorruptFile
 from favour.extras import require
+from favour.rating.pictures import decode
 from favour.rating.sources import MARK, Unit, open_npy, open_parquet
 from favour.rating.text import LOST, delimiter, header, number, whole
 
@@ -377,26 +378,6 @@ def _images(unit: Unit, reading: Reading, batch: int) -> Iterator[Chunk]:
 def _decoded(file: str, reading: Reading) -> Any:
     """An image as an array, or why it is none."""
     try:
-        return decode(file, reading)
+        return decode(file, reading.shape, reading.mean, reading.std).astype(reading.dtype)
     except Exception as error:  # pillow raises all sorts of things for damaged files
         return f"cannot be decoded: {type(error).__name__}: {error}"[:300]
-
-
-def decode(file: str, reading: Reading) -> npt.NDArray:
-    """An image as (channels, height, width), resized, scaled to 0 … 1 and normalised."""
-    image_module = require("PIL.Image", "rate")
-    channels, height, width = reading.shape
-    if channels not in (1, 3):
-        raise InvalidValue(f"the model takes {channels} channels; images have 1 (grey) or 3 (colour).")
-    with image_module.open(file) as image:
-        image.load()
-        if image.mode.startswith("I;16"):  # 16 bits of grey, which a conversion to 8 would clip
-            image = image_module.fromarray(np.asarray(image, np.float32) / 257, "F")
-        image = image.convert("F" if image.mode == "F" and channels == 1 else "L" if channels == 1 else "RGB")
-        if image.size != (width, height):
-            image = image.resize((width, height), image_module.Resampling.BILINEAR)
-        x = np.asarray(image, np.float32) / np.float32(255)
-    x = x[None] if channels == 1 else x.transpose(2, 0, 1)
-    mean = np.asarray(reading.mean or (0.0,), np.float32)[:, None, None]
-    std = np.asarray(reading.std or (1.0,), np.float32)[:, None, None]
-    return ((x - mean) / std).astype(reading.dtype)

@@ -117,7 +117,7 @@ def trial(
         name,
         len(found.mean),
         max(1, found.mean[:1].numel()),
-        predict.choice.method if predict.choice is not None else predict.settings.method,
+        predict.method.name,
         noise(predict),
         found,
         costs(predict, args, kwargs, generator, compiled),

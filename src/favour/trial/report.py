@@ -50,7 +50,8 @@ def answer(trial: Trial) -> str:
     if not trial.comparable:
         return "The belief varies where no sample does."
     cost = trial.costs.best / trial.costs.sample
-    return f"The belief of {samples(trial)} samples in the time of {pages.count(cost)}."
+    length = f"the time of {pages.count(cost)}" if cost > 1.05 else "less time than one takes"
+    return f"The belief of {samples(trial)} samples in {length}."
 
 
 def facts(trial: Trial) -> list[tuple[str, str]]:

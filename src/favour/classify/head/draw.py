@@ -24,7 +24,6 @@ from favour.classify.simplex import GIVEN
 from favour.errors import InvalidValue, UnsupportedOperation
 from favour.graph.interpreter import call, interpret
 from favour.graph.node import Node
-from favour.methods.engine import infer
 from favour.posterior import Posterior
 from favour.predictor.slices import slices
 from favour.predictor.tensors import check_inputs
@@ -153,10 +152,10 @@ def _drawn(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | 
     variances = _variances(head, posterior)
     for part in slices(predict, leaves, posterior):
         kept: dict[str, Any] = {n.name: None for n in [*head.reads, *([] if head.cut is None else [head.cut])]}
-        plan, bound, sources = predict._bound(part, posterior)
-        choice = predict._choices[frozenset(name for name, _ in sources)]
-        leaf = {node.name: value for node, value in bound.items()}  # the plan has nodes of its own
-        (belief,) = infer(plan, bound, predict.settings, choice, predict._context(), sources, predict._starts, kept)
+        bound, method = predict._bound(part, posterior)
+        bound.kept = kept
+        leaf = {node.name: bound.values[node] for node in bound.plan.leaves}  # the plan has nodes of its own
+        (belief,) = method.run(bound)
         env = {node: kept[node.name] for node in head.reads} | {n: mean_of(leaf[n.name]) for n in head.leaves}
         at_cut = None if head.cut is None else kept[head.cut.name]
         own = at_cut is None and head.tail  # of the network itself, and the belief had more to do than a linear layer

@@ -16,7 +16,7 @@ import torch
 
 from favour.errors import InvalidValue
 from favour.graph.node import Graph, Node, nodes_in
-from favour.methods.choice import multiplications
+from favour.methods.cost import multiplications
 from favour.passes.plan.steps import mark_uncertain
 from favour.posterior.gaussians import Diagonal
 from favour.rules.registry import RULES
@@ -202,7 +202,7 @@ def _find(predict: Predictor) -> Head | None:
                     width,
                     cost,
                     max(1.0, forward),
-                    predict.settings.seed,
+                    predict.numerics.seed,
                 )
             )
     affordable = (head for budget in BUDGETS for head in found if head.cost <= budget)

@@ -23,17 +23,14 @@ from favour.passes.rewriting import Shape
 
 aten = torch.ops.aten
 
-_DIMENSIONS = {
-    *("dim", "dims", "dim0", "dim1", "dim2", "dimension", "axis", "axis0", "axis1", "source", "destination"),
-    *("start_dim", "end_dim"),
-}
+_NAMES = "dim dims dim0 dim1 dim2 dimension axis axis0 axis1 source destination start_dim end_dim"
 
 
 def dimension_arguments(target: Any) -> list[int]:
     """Positions of the arguments that name dimensions of a tensor."""
     schema = getattr(target, "_schema", None)
     arguments = [] if schema is None else schema.arguments
-    return [i for i, a in enumerate(arguments) if a.name in _DIMENSIONS and "Tensor" not in str(a.type)]
+    return [i for i, a in enumerate(arguments) if a.name in _NAMES.split() and "Tensor" not in str(a.type)]
 
 
 # ------------------------------------------------------------- entry by entry

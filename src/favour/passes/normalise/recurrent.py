@@ -31,6 +31,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from favour.errors import UnsupportedOperation
 from favour.graph.node import Graph, Node, nodes_in, replace_nodes
+from favour.passes.normalise.steps import Weights, run, side_by_side, step
 from favour.passes.rewriting import Builder, Shape, rewrite
 from favour.rules.registry import RULES
 
@@ -48,7 +49,6 @@ _CELLS = {
     aten.rnn_tanh_cell.default: "tanh",
     aten.rnn_relu_cell.default: "relu",
 }
-_GATES = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
 
 
 def check_recurrent(model: nn.Module) -> None:
@@ -254,13 +254,13 @@ class _Unrolling:
             runs: list[list[Node]] = []
             for direction in range(directions):
                 index = layer * directions + direction
-                own = _Weights(kind, weights[index * count : (index + 1) * count], biased)
+                own = Weights(kind, weights[index * count : (index + 1) * count], biased)
                 first = [self._state(new, s, index) for s in states]
-                ran, final = _run(new, own, x, first, reverse=direction == 1)
+                ran, final = run(new, own, x, first, reverse=direction == 1)
                 runs.append(ran)
                 for held, state in zip(last, final, strict=True):
                     held.append(state)
-            outputs = [_side_by_side(new, pair) for pair in zip(*runs, strict=True)]
+            outputs = [side_by_side(new, pair) for pair in zip(*runs, strict=True)]
             x = self._stacked(new, outputs)
             if p and train and layer < layers - 1:
                 x = new.call(aten.dropout.default, x, p, True, shape=x.shape)
@@ -286,97 +286,14 @@ class _Unrolling:
         states = list(given) if kind == "lstm" else [given]
         new.dtype = x.dtype
         weights += [None] * (4 - len(weights))
-        own = _Weights(kind, weights, True)
-        state = _step(new, own, own.seen(new, x), states)
+        own = Weights(kind, weights, True)
+        state = step(new, own, own.seen(new, x), states)
         self.results[state[0]] = state
         return state[0]
 
 
 def _standing_for(node: Node, result: Node) -> Node:
     return Node(result.name, "call", None, shape=_swapped(result.shape), dtype=result.dtype, module=node.module)
-
-
-class _Weights:
-    """The parameters of one layer and direction, in aten's order."""
-
-    def __init__(self, kind: str, given: Sequence[Node | None], biased: bool) -> None:
-        self.kind = kind
-        self.inputs, self.states = given[:2]
-        self.input_bias, self.state_bias = given[2:4] if biased else (None, None)
-        rest = given[4 if biased else 2 :]
-        self.projection = rest[0] if rest else None
-        assert self.states is not None and self.states.shape is not None
-        rows = self.states.shape[0]
-        assert isinstance(rows, int)
-        self.rows, self.hidden = rows, rows // _GATES[kind]
-
-    def seen(self, new: Builder, x: Node) -> Node:
-        """W x + b, for one step or all of them."""
-        assert x.shape is not None
-        return new.call(aten.linear.default, x, self.inputs, self.input_bias, shape=(*x.shape[:-1], self.rows))
-
-    def remembered(self, new: Builder, h: Node) -> Node:
-        """V h + b′."""
-        assert h.shape is not None
-        return new.call(aten.linear.default, h, self.states, self.state_bias, shape=(h.shape[0], self.rows))
-
-
-def _run(new: Builder, own: _Weights, x: Node, state: list[Node], *, reverse: bool) -> tuple[list[Node], list[Node]]:
-    """All steps of one layer in one direction: h at every position, and the last state."""
-    seen = own.seen(new, x)
-    assert seen.shape is not None and isinstance(seen.shape[1], int)
-    batch, rows = seen.shape[0], seen.shape[2]
-    places = range(seen.shape[1])
-    outputs: list[Node] = []
-    for t in reversed(places) if reverse else places:
-        at = new.call(aten.select.int, seen, 1, t, shape=(batch, rows))
-        state = _step(new, own, at, state)
-        outputs.append(state[0])
-    return (outputs[::-1] if reverse else outputs), state
-
-
-def _step(new: Builder, own: _Weights, seen: Node, state: list[Node]) -> list[Node]:
-    """The next state from W x_t + b and the last one."""
-    h = state[0]
-    remembered = own.remembered(new, h)
-    assert seen.shape is not None
-    shape: Shape = (seen.shape[0], own.hidden)
-
-    def apply(target: Any, *args: Any) -> Node:
-        return new.call(target, *args, shape=shape)
-
-    def part(x: Node, index: int) -> Node:
-        return apply(aten.slice.Tensor, x, 1, index * own.hidden, (index + 1) * own.hidden)
-
-    def add(a: Node, b: Node) -> Node:
-        return apply(aten.add.Tensor, a, b)
-
-    def product(a: Node, b: Node) -> Node:
-        return apply(aten.mul.Tensor, a, b)
-
-    if own.kind == "gru":
-        reset, update = (apply(aten.sigmoid.default, add(part(seen, i), part(remembered, i))) for i in (0, 1))
-        candidate = apply(aten.tanh.default, add(part(seen, 2), product(reset, part(remembered, 2))))
-        return [add(candidate, product(update, apply(aten.sub.Tensor, h, candidate)))]
-    total = new.call(aten.add.Tensor, seen, remembered, shape=seen.shape)
-    if own.kind != "lstm":
-        return [apply(aten.tanh.default if own.kind == "tanh" else aten.relu.default, total)]
-    enter, forget, leave = (apply(aten.sigmoid.default, part(total, i)) for i in (0, 1, 3))
-    c = add(product(forget, state[1]), product(enter, apply(aten.tanh.default, part(total, 2))))
-    h = product(leave, apply(aten.tanh.default, c))
-    if own.projection is not None:
-        assert own.projection.shape is not None
-        h = new.call(aten.linear.default, h, own.projection, shape=(shape[0], own.projection.shape[0]))
-    return [h, c]
-
-
-def _side_by_side(new: Builder, parts: Sequence[Node]) -> Node:
-    if len(parts) == 1:
-        return parts[0]
-    assert parts[0].shape is not None
-    batch, n = parts[0].shape
-    assert isinstance(n, int)
-    return new.call(aten.cat.default, list(parts), 1, shape=(batch, n * len(parts)))
 
 
 # --------------------------------------------------------------- exchanged axes
