@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-extras format docs dist bench clean
+.PHONY: help install demo test test-slow test-extras format docs dist bench zoo clean
 
 help: ## Show this help
 	@echo "Usage: make TARGET"
@@ -66,6 +66,11 @@ dist: $(INSTALLED) ## Build the wheel and the source archive into dist/, and che
 bench: $(INSTALLED) ## Run the benchmarks
 	@echo "==> benchmarks/run.py"
 	@$(BIN)/python benchmarks/run.py
+
+zoo: $(INSTALLED) ## Try models of twenty packages, each in an environment of its own (an hour or two)
+	@echo "==> benchmarks/zoo.py"
+	@$(BIN)/python benchmarks/zoo.py --jobs $(JOBS)
+	@$(BIN)/python benchmarks/zoo.py --jobs $(JOBS) --held-out
 
 clean: ## Remove caches and build outputs (not .venv)
 	@echo "==> removing caches and build outputs"
