@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-extras format docs bench clean
+.PHONY: help install demo test test-slow test-extras format docs bench zoo clean
 
 help: ## Show this help
 	@echo "Usage: make TARGET"
@@ -59,6 +59,11 @@ docs: $(INSTALLED) ## Build the documentation site into build/site
 bench: $(INSTALLED) ## Run the benchmarks
 	@echo "==> benchmarks/run.py"
 	@$(BIN)/python benchmarks/run.py
+
+zoo: $(INSTALLED) ## Try models of twenty packages, each in an environment of its own (an hour or two)
+	@echo "==> benchmarks/zoo.py"
+	@$(BIN)/python benchmarks/zoo.py --jobs $(JOBS)
+	@$(BIN)/python benchmarks/zoo.py --jobs $(JOBS) --held-out
 
 clean: ## Remove caches and build outputs (not .venv)
 	@echo "==> removing caches and build outputs"

@@ -1,11 +1,15 @@
-"""Write the README's tables from the files under results/."""
+"""The tables of measured numbers, from the files under results/; run, it writes the README's.
+
+The documentation takes the others (`docs/tables.py`).
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from favour_studies.report.readme import section
+from favour_studies.report.load import load
+from favour_studies.report.readme import main_table
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOWN = [
@@ -196,7 +200,26 @@ def peers() -> str:
 
 
 def paper() -> str:
-    return section(ROOT / "results" / "paper", ROOT / "results" / "paper" / "figures", "results/paper/figures")
+    return main_table(load(ROOT / "results" / "paper"))
+
+
+NUMBERS = ("mlp", "lenet-all", "resnet18")  # what goes well, and what is hard
+
+
+def numbers() -> str:
+    """Worth and cost of one pass, three networks on the CPU."""
+    data = json.loads((ROOT / "results" / "bench.json").read_text())
+    lines = [
+        "| network, all its outputs | one pass is as good as | and takes the time of | faster than such samples |",
+        "|---" * 4 + "|",
+    ]
+    for name in NUMBERS:
+        rows = [r for r in data["rows"] if (r["network"], r["method"], r["mode"]) == (name, "auto", "compiled")]
+        row = max(rows, key=lambda r: r["batch"])
+        worth = f"{'at least ' * row['capped']}{row['worth']:,.0f} samples"
+        title = f"{data['networks'][name]['title']}, batch {row['batch']}"
+        lines.append(f"| {title} | {worth} | {row['forwards']:.1f} forward passes | {row['speed-up']['naive']:,.0f}× |")
+    return "\n".join([*lines, "", _where(data)])
 
 
 def _where(data: dict) -> str:
@@ -208,26 +231,9 @@ def _where(data: dict) -> str:
 
 def main() -> None:
     path = ROOT / "README.md"
-    text = path.read_text()
-    tables = {
-        "worth": worth,
-        "cost": cost,
-        "decisions": decisions,
-        "architectures": architectures,
-        "memory": memory,
-        "bench": bench,
-        "gpu_cost": gpu_cost,
-        "peers": peers,
-        "paper": paper,
-    }
-    for name, table in tables.items():
-        if not any((ROOT / "results" / p).exists() for p in (f"{name}.json", name)):
-            print(f"no results/{name}: its table stays as it is")
-            continue
-        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-        head, rest = text.split(begin)
-        text = head + begin + "\n" + table() + "\n" + end + rest.split(end)[1]
-    path.write_text(text)
+    begin, end = "<!-- numbers:begin -->", "<!-- numbers:end -->"
+    head, rest = path.read_text().split(begin)
+    path.write_text(head + begin + "\n" + numbers() + "\n" + end + rest.split(end)[1])
     print(f"wrote {path}")
 
 

@@ -22,6 +22,7 @@ _spec.loader.exec_module(_readme)
 
 worth, cost, architectures = _readme.worth, _readme.cost, _readme.architectures
 memory, decisions = _readme.memory, _readme.decisions
+bench, gpu_cost, peers, paper = _readme.bench, _readme.gpu_cost, _readme.peers, _readme.paper
 
 
 def modes() -> str:

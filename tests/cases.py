@@ -8,6 +8,7 @@ kind says what the operation is, and with that which reference it is held agains
     scalar    y = f(x) element by element: Gaussian integrals of f
     delta     the same, where a Gaussian leaves the domain of f: second-order Taylor terms
     dropout   total variance
+    draw      noise of a model's own around its argument: total variance
     curved    nonlinear in several entries at once: see `cases_sequence`
     refused   raises, whatever the covariance
 """
@@ -83,8 +84,8 @@ class Case:
         return target
 
     def on_means(self, *args: Any) -> Any:
-        """The operation on plain tensors; dropout, which is random, keeps its mean."""
-        return args[0] if self.kind == "dropout" else self.op(*args, **self.kwargs)
+        """The operation on plain tensors; dropout and other draws, which are random, keep their mean."""
+        return args[0] if self.kind in ("dropout", "draw") else self.op(*args, **self.kwargs)
 
 
 CASES: list[Case] = []
@@ -299,6 +300,19 @@ for _name in ("aten", "favour"):
     case(f"{_name}.dropout.default", "dropout", lambda r=_rates: (c(4), r(), True), "known input")
     case(f"{_name}.dropout.default", "dropout", lambda: (x(4), 0.0, True), "never drops")
     case(f"{_name}.dropout.default", "dropout", lambda: (x(4), 0.3, False), "not live")
+
+
+def chances() -> Uncertain:
+    """Probabilities that are themselves uncertain."""
+    return Uncertain(0.2 + 0.6 * rand(BATCH, 4), 0.02 * rand(BATCH, 4), 0.05 * randn(2, BATCH, 4))
+
+
+case("favour.bernoulli.default", "draw", lambda: (chances(),))
+case("favour.bernoulli.default", "draw", lambda: (Batched(rand(BATCH, 4)),), "known input")
+case("favour.bernoulli.default", "draw", lambda: (chances(), 1.0, False), "not live")
+for _name in ("normal", "uniform"):
+    case(f"favour.{_name}.default", "draw", lambda: (x(4),))
+    case(f"favour.{_name}.default", "draw", lambda: (c(2, 3),), "known input")
 
 # Element-wise functions
 

@@ -11,6 +11,7 @@ Blocks of a page run in order, in one namespace, in an empty folder. A fence say
 
 import contextlib
 import dataclasses
+import importlib.util
 import io
 import os
 import re
@@ -55,9 +56,8 @@ class Model(torch.nn.Module):
 
 
 model, x = Model(), torch.randn(20, 8)
+x_held_out, y_held_out = torch.randn(100, 8), torch.randn(100, 10)
 variance = torch.full((64, 8), 0.01)
-A, B = 0.1 * torch.eye(8), 0.1 * torch.eye(64)  # over inputs, over outputs
-covariance = 0.01 * torch.eye(10 * 65)
 """
 
 
@@ -258,6 +258,33 @@ def test_every_promise_has_its_test():
     for file, name in rows:
         (path,) = (ROOT / "tests").rglob(file)
         assert f"def {name}(" in path.read_text(), f"{file} has no {name}"
+
+
+def test_readme_is_short_and_its_links_lead_somewhere():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 150
+    rows = [line for line in text.splitlines() if line.startswith("|") and not re.fullmatch(r"[|\s-]+", line)]
+    headers = len(re.findall(r"^\|[-|\s]+\|$", text, re.MULTILINE))
+    assert len(rows) - headers <= 20
+    links = re.findall(r"\]\(([^)#]+)", text)
+    assert len(links) > 10 and not [link for link in links if not (ROOT / link).exists()]
+
+
+def test_numbers_of_the_readme_are_generated():
+    before = (ROOT / "README.md").read_text()
+    spec = importlib.util.spec_from_file_location("readme", ROOT / "benchmarks" / "readme.py")
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    assert tables.numbers() in before
+
+
+def test_pictures_are_drawn_from_results():
+    spec = importlib.util.spec_from_file_location("pictures", ROOT / "benchmarks" / "pictures.py")
+    pictures = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pictures)
+    assets = ROOT / "docs" / "assets"
+    assert (assets / "error-against-time.svg").read_text() == pictures.error_against_time()
+    assert (assets / "digits.svg").read_text() == pictures.digits()
 
 
 def test_every_page_is_in_the_navigation():

@@ -53,7 +53,7 @@ def test_unknown_names_are_no_attributes():
 ROOMS = [
     *("errors", "progress", "extras", "files", "pages", "posterior", "surrogate", "graph", "scalar", "belief"),
     *("rules", "passes", "methods", "predictor", "saving", "classify", "inspect", "metrics", "plots", "scores"),
-    *("learn", "losses", "nn", "adapters", "integrations", "sklearn", "botorch", "exporting", "rating", "scale"),
+    *("nn", "learn", "losses", "adapters", "integrations", "sklearn", "botorch", "exporting", "rating", "scale"),
     *("serving", "trial", "demo", "cli"),
 ]
 # What still points up, to be turned round; nothing may join.

@@ -17,6 +17,9 @@ from favour.graph.traits import Draw, Traits
 from favour.inspect.attribution import Attribution
 from favour.inspect.check import Check, check
 from favour.inspect.explain import Explanation
+from favour.learn.fit import fit
+from favour.learn.fitted import Fitted
+from favour.learn.learner import Learner
 from favour.posterior import Diagonal, Full, Kronecker, Posterior, Rotated, Rows
 from favour.predictor.compilation import compile
 from favour.predictor.draws import sample
@@ -42,9 +45,11 @@ __all__ = [
     "Exported",
     "FavourError",
     "FavourWarning",
+    "Fitted",
     "Full",
     "Joint",
     "Kronecker",
+    "Learner",
     "LinearMap",
     "Noise",
     "NothingUncertain",
@@ -61,6 +66,7 @@ __all__ = [
     "compile",
     "errors",
     "export",
+    "fit",
     "fit_noise",
     "identity",
     "load",

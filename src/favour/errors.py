@@ -59,6 +59,18 @@ class FailedPrediction(FavourError, RuntimeError):
     """What a model file asks for cannot be computed; the message says what torch or onnxruntime said."""
 
 
+class DivergedFit(FavourError, ArithmeticError):
+    """A fit became NaN or grew beyond bounds.
+
+    Attributes:
+        fitted: The last good state, a `favour.Fitted`; None if there is none.
+    """
+
+    def __init__(self, message: str, fitted: object = None) -> None:
+        super().__init__(message)
+        self.fitted = fitted
+
+
 class MissingExtra(FavourError, ImportError):
     """An optional package is not installed; the message says which extra brings it."""
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 PATIENCE = 2.0  # seconds
 INTERVAL = 0.25
@@ -43,7 +43,7 @@ class Progress:
             self._times[self._stage] = self._times.get(self._stage, 0.0) + now - self._since
         self._stage, self._since = name, now
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         self._begin = self._since = time.perf_counter()
         if sys.stderr is not None and sys.stderr.isatty():
             self._thread = threading.Thread(target=self._watch, daemon=True)

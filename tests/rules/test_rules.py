@@ -60,6 +60,7 @@ def test_declared_exactness_fits_the_case(case):
         "linear": {"exact", "moment-matched", "linearised"},  # a product is linear in one operand
         "curved": {"moment-matched", "linearised"},
         "dropout": {"exact"},
+        "draw": {"exact"},
         "scalar": {"moment-matched"},
         "delta": {"linearised", "moment-matched"},  # a power may be either
         "refused": {"exact", "moment-matched", "linearised", "refused"},
@@ -87,7 +88,7 @@ def test_operations_page_is_up_to_date():
 # ------------------------------------------------------------- mean and maps
 
 
-@every("linear", "dropout")
+@every("linear", "dropout", "draw")
 def test_map_equals_the_dense_matrix(case):
     call = Call(case)
     surrogates = call.surrogates()
@@ -102,7 +103,7 @@ def test_map_equals_the_dense_matrix(case):
             close(total, expected, f"result {i}")
 
 
-@every("linear", "dropout", "scalar", "delta", "curved")
+@every("linear", "dropout", "draw", "scalar", "delta", "curved")
 def test_no_covariance_gives_the_operation_on_the_mean(case):
     for mode in MODES if case.kind in ("scalar", "delta") else ("price",):
         call = Call(case, certain=True, mode=mode)
@@ -110,7 +111,7 @@ def test_no_covariance_gives_the_operation_on_the_mean(case):
             assert surrogate.mean.shape == expected.shape
             assert surrogate.mean.dtype == expected.dtype
             close(surrogate.mean, expected, mode, 1e-13)
-            for noise in surrogate.noises if case.kind != "dropout" else ():
+            for noise in surrogate.noises if case.kind not in ("dropout", "draw") else ():
                 assert torch.count_nonzero(noise.diag()) == 0, f"{mode}: noise without any uncertainty"
 
 
@@ -122,7 +123,7 @@ def test_mean_does_not_depend_on_the_covariance(case):
         assert surrogate.noises == []
 
 
-@every("linear", "dropout", "scalar", "delta", "curved")
+@every("linear", "dropout", "draw", "scalar", "delta", "curved")
 def test_transpose_is_the_adjoint_of_apply(case):
     for surrogate in Call(case).surrogates():
         for x, G in surrogate.maps:
@@ -135,7 +136,7 @@ def test_transpose_is_the_adjoint_of_apply(case):
             close(left, (d.double() * back.double()).flatten(1).sum(1))
 
 
-@every("linear", "dropout", "scalar", "delta", "curved")
+@every("linear", "dropout", "draw", "scalar", "delta", "curved")
 def test_square_is_the_squared_matrix(case):
     for surrogate in Call(case).surrogates():
         for x, G in surrogate.maps:
@@ -146,7 +147,7 @@ def test_square_is_the_squared_matrix(case):
             close(got.reshape(-1), matrix.square() @ v.reshape(-1).to(matrix.dtype))
 
 
-@every("linear", "dropout", "scalar", "delta", "curved")
+@every("linear", "dropout", "draw", "scalar", "delta", "curved")
 def test_disjoint_means_one_output_for_each_input(case):
     for surrogate in Call(case).surrogates():
         for x, G in surrogate.maps:
@@ -157,7 +158,7 @@ def test_disjoint_means_one_output_for_each_input(case):
                 assert most > 1, "disjoint, and not declared so"
 
 
-@every("linear", "dropout", "scalar", "delta", "curved")
+@every("linear", "dropout", "draw", "scalar", "delta", "curved")
 def test_batching_equals_looping(case):
     if not case.per_row:
         pytest.skip("a row of the batch is not a call of its own")
@@ -233,7 +234,7 @@ def noises() -> dict[str, tuple[Noise, torch.Size]]:
     }
 
 
-NOISY = {case.name: case for case in of_kind("dropout", "scalar", "delta", "curved")}
+NOISY = {case.name: case for case in of_kind("dropout", "draw", "scalar", "delta", "curved")}
 
 
 @pytest.mark.parametrize("name", [*noises(), *NOISY])

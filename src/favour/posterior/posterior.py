@@ -108,8 +108,8 @@ class Posterior:
     def from_module(cls, model: nn.Module) -> Posterior:
         """Collect from every submodule that has a method `favour_posterior()`.
 
-        That method returns a mapping local parameter name (or pair of names) → Gaussian; names get the
-        module's path as prefix. A module reachable by two paths is one source and is collected once, under
+        That method returns a mapping local parameter name (or pair of names) → Gaussian, or a Posterior; names get
+        the module's path as prefix. A module reachable by two paths is one source and is collected once, under
         its first path.
         """
         return cls.from_modules(model.named_modules())
@@ -118,15 +118,20 @@ class Posterior:
     def from_modules(cls, modules: Iterable[tuple[str, nn.Module]]) -> Posterior:
         """As `from_module`, from modules given with their paths."""
         collected: dict[Key, Gaussian] = {}
+        shared = cls({})
         for path, module in modules:
             method = getattr(module, "favour_posterior", None)
             if not callable(method):
                 continue
             prefix = f"{path}." if path else ""
-            for key, gaussian in method().items():
+            found = method()
+            if isinstance(found, Posterior):  # with latents, which a mapping cannot hold
+                shared = shared.merge(cls({}, latents={prefix + n: f for n, f in found.latents.items()}))
+                found = found.gaussians
+            for key, gaussian in found.items():
                 name: Key = prefix + key if isinstance(key, str) else (prefix + key[0], prefix + key[1])
                 collected[name] = gaussian
-        return cls(collected)
+        return cls(collected, latents=shared.latents)
 
     @property
     def gaussians(self) -> Mapping[Key, Gaussian]:

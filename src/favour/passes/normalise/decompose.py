@@ -28,6 +28,7 @@ import torch
 from favour.graph.node import Graph, Node, nodes_in, replace_nodes, rewired
 from favour.passes.normalise.composites import expand_composite
 from favour.passes.normalise.drawn import draw_parameters
+from favour.passes.normalise.randomness import spell_out_draws
 from favour.passes.rewriting import Builder, Shape, rewrite
 from favour.rules.registry import RULES
 
@@ -37,6 +38,7 @@ aten = torch.ops.aten
 def decompose(graph: Graph) -> None:
     """Rewrite `graph` in place."""
     _one_batch(graph)
+    spell_out_draws(graph)
     rewrite(graph, expand_composite)
     rewrite(graph, _expand_attention)
     rewrite(graph, _expand_bag)

@@ -1,0 +1,137 @@
+"""The zoo: unmodified models of many packages, in small configurations, against samples drawn by torch alone.
+
+Each package is installed into an environment of its own (build/zoo/PACKAGE), on top of this one's torch, and each model
+runs there in a process of its own (benchmarks/zoo/row.py). benchmarks/zoo/held_out.json names ten models that were
+drawn by a seed before any was tried; they are reported apart.
+
+    mean error          of the mean, in standard deviations, and
+    covariance error    relative, Frobenius; of the variances alone beyond 64 outputs
+                        (both beyond the samples' own error)
+    scale               √ of total variance over the samples'
+    verdict             of `favour.check` on the same inputs
+
+    python benchmarks/zoo.py [--only PATTERN] [--held-out] [--draws 2000] [--jobs 2] [--build]
+
+writes results/zoo.json; rows of models that were not asked for stay as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import site
+import subprocess
+import sys
+import venv
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS, write
+
+ROOT = Path(__file__).resolve().parent.parent
+HERE = ROOT / "benchmarks" / "zoo"
+PACKAGES: dict[str, dict[str, list[str]]] = json.loads((HERE / "packages.json").read_text())
+HELD_OUT: list[str] = json.loads((HERE / "held_out.json").read_text())["models"]
+COVARIANCE, MEAN = 0.2, 0.3  # errors up to which a belief is right
+LIMIT = 600  # seconds for one model
+
+
+def environment(package: str) -> Path:
+    """The Python of a package's environment, made where it is missing."""
+    wanted = PACKAGES[package]
+    if not wanted:
+        return Path(sys.executable)
+    folder = ROOT / "build" / "zoo" / package
+    python, stamp = folder / "bin" / "python", folder / "installed.json"
+    if stamp.exists() and json.loads(stamp.read_text()) == wanted:
+        return python
+    if not python.exists():
+        venv.create(folder)
+    library = next((folder / "lib").glob("python3*")) / "site-packages"
+    # This environment's packages, pip among them, behind its own: torch is shared, never fetched.
+    (library / "shared.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", ROOT / "constraints.txt"]
+    for options, key in (([], "with"), (["--no-deps"], "alone")):
+        if key in wanted:
+            subprocess.run([*pip, *options, *wanted[key]], check=True, cwd=ROOT, stderr=subprocess.DEVNULL)
+    for compiled in library.glob("torchaudio/lib/*.so"):
+        compiled.unlink()  # of a GPU build; without them it keeps to what is written in Python
+    stamp.write_text(json.dumps(wanted))
+    return python
+
+
+def row(name: str, python: Path, arguments: list[str]) -> dict[str, Any]:
+    """One model in its own process."""
+    command = [str(python), "-W", "ignore", str(HERE / "row.py"), name, *arguments]
+    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=LIMIT, cwd=ROOT, env=os.environ | threads
+        )
+    except subprocess.TimeoutExpired:
+        return {"compiles": False, "broke": f"no answer within {LIMIT} s"}
+    lines = done.stdout.strip().splitlines()
+    try:
+        return json.loads(lines[-1])
+    except (IndexError, json.JSONDecodeError):
+        return {"compiles": False, "broke": f"exit {done.returncode}: {done.stderr.strip()[-500:]}"}
+
+
+def right(found: dict[str, Any]) -> bool:
+    return bool(found["compiles"]) and found["covariance error"] <= COVARIANCE and found["mean error"] <= MEAN
+
+
+def summary(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Counts: how many compile, are right, and are wrong although `favour.check` trusts them."""
+    compiled = {name: r for name, r in rows.items() if r["compiles"]}
+    wrong = [name for name, r in compiled.items() if not right(r)]
+    return {
+        "models": len(rows),
+        "packages": len({name.split("/")[0] for name in rows}),
+        "compile": len(compiled),
+        "right": len(compiled) - len(wrong),
+        "wrong in silence": [n for n in wrong if rows[n]["verdict"] == "trust it" and not rows[n]["warned"]],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="*", help="names, with wildcards, separated by commas")
+    parser.add_argument("--held-out", action="store_true", help="the ten held out, and no others")
+    parser.add_argument("--draws", type=int, default=2000)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--build", action="store_true", help="only build the models and call them, without favour")
+    given = parser.parse_args()
+    listed = [sys.executable, str(HERE / "row.py"), "--list"]
+    names: list[str] = json.loads(subprocess.run(listed, capture_output=True, text=True, check=True).stdout)
+    patterns = given.only.split(",")
+    names = [n for n in names if any(fnmatch.fnmatch(n, p) for p in patterns) and (n in HELD_OUT) == given.held_out]
+    pythons = {package: environment(package) for package in sorted({n.split("/")[0] for n in names})}
+    arguments = ["--build"] if given.build else ["--draws", str(given.draws)]
+    path = RESULTS / "zoo.json"
+    rows: dict[str, dict[str, Any]] = {}
+    if path.exists() and not given.build:
+        known = json.loads(path.read_text())
+        rows = known["rows"] | known["held out rows"]
+
+    def one(name: str) -> None:
+        rows[name] = row(name, pythons[name.split("/")[0]], arguments)
+        print(name, json.dumps({k: v if isinstance(v, (bool, list)) else str(v)[:160] for k, v in rows[name].items()}),
+              flush=True)  # fmt: skip
+
+    with ThreadPoolExecutor(given.jobs) as pool:
+        list(pool.map(one, names))
+    if given.build:
+        return
+    kept = {n: r for n, r in sorted(rows.items()) if n not in HELD_OUT}
+    held = {n: r for n, r in sorted(rows.items()) if n in HELD_OUT}
+    write("zoo", {"draws": given.draws, "summary": summary(kept), "held out": summary(held), "rows": kept,
+                  "held out rows": held})  # fmt: skip
+    print(json.dumps({"tried": summary(kept), "held out": summary(held)}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

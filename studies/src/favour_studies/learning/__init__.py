@@ -1,0 +1,1 @@
+"""Studies of learning through beliefs: `python -m favour_studies.learning.uci`, `… .posthoc`, `… .rates`."""
