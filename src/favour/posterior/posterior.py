@@ -301,12 +301,8 @@ class Posterior:
             )
         latents = {name: _pad(factor, 0, other.latent_rank) for name, factor in self._latents.items()}
         latents |= {name: _pad(factor, self.latent_rank, 0) for name, factor in other._latents.items()}
-        return Posterior(
-            {**self._gaussians, **other._gaussians},
-            latents=latents,
-            means={**self._means, **other._means},
-            linearised=self.linearised or other.linearised,
-        )
+        gaussians, means = {**self._gaussians, **other._gaussians}, {**self._means, **other._means}
+        return Posterior(gaussians, latents=latents, means=means, linearised=self.linearised or other.linearised)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Posterior:
         """A copy with every tensor on `device` with `dtype`; None leaves either as it is."""
