@@ -131,5 +131,9 @@ class UncheckedFile(FavourWarning):
     """A file has no checksum, so damage to it may go unnoticed; the message says how to write it again."""
 
 
+class PickledPredictor(FavourWarning):
+    """`torch.save` was given a predictor, which has a `save` of its own."""
+
+
 class DeprecatedName(FavourWarning, DeprecationWarning):
     """A name that still works and will go."""

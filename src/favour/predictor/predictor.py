@@ -21,7 +21,15 @@ from favour.belief import Belief, intervals
 from favour.belief.joint import Joint, concatenated, split
 from favour.classify import classes
 from favour.classify.head import Head, find_head
-from favour.errors import ChangedModel, FavourError, InvalidType, InvalidValue, StalePredictor, computing
+from favour.errors import (
+    ChangedModel,
+    FavourError,
+    InvalidType,
+    InvalidValue,
+    PickledPredictor,
+    StalePredictor,
+    computing,
+)
 from favour.graph.node import Graph, Node
 from favour.graph.sizes import bound_sizes
 from favour.inspect import describe
@@ -655,6 +663,16 @@ class Predictor(nn.Module):
         from favour.saving import save
 
         save(self, path)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        if protocol == 2:  # torch.save's own, which pickle itself has not used since Python 3.0
+            warnings.warn(
+                "torch.save writes a pickle, which `torch.load` refuses by default and which can hold code; "
+                "`predict.save(path)` and `favour.load(path)` keep the whole predictor without.",
+                PickledPredictor,
+                stacklevel=4,
+            )
+        return self.__reduce__()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle, `torch.save` and other processes: the bytes of a saved file, without the model and its code."""
