@@ -13,11 +13,6 @@ came from. It is plain data, so a predictor can be written to a file without pic
 
 from __future__ import annotations
 
-import copy
-import inspect
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,20 +20,18 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from favour.errors import CaptureError, FavourError, InvalidType, InvalidValue, UnsupportedOperation
-from favour.graph.apart import different, mixes_inputs, same_function
-from favour.graph.dynamic import Dynamic, free_sizes, input_names
+from favour.graph.apart import mixes_inputs, same_function
+from favour.graph.dynamic import Dynamic
 from favour.graph.example import split_example
-from favour.graph.exported import from_exported
 from favour.graph.node import Graph, Node, draws_numbers, nodes_in, replace_nodes
-from favour.graph.refusals import explain, named
-from favour.graph.silent import quiet, warn_of_functions
-from favour.graph.tracing import TRACING
+from favour.graph.refusals import named
+from favour.graph.silent import warn_of_functions
+from favour.graph.taking import Taking, copied_structure
 from favour.passes.normalise.decompose import decompose
 from favour.passes.normalise.inplace import functionalise
 from favour.passes.normalise.lifting import depends_on_draws, lift, meetings, out_of_place
-from favour.passes.normalise.multihead import put_batch_first
 from favour.passes.normalise.one_input import of_one_input
-from favour.passes.normalise.recurrent import check_recurrent, unroll
+from favour.passes.normalise.recurrent import unroll
 
 __all__ = [
     "Graph",
@@ -52,53 +45,6 @@ __all__ = [
 ]
 
 aten = torch.ops.aten
-
-
-def copied_structure(model: nn.Module) -> nn.Module:
-    """Copy the module objects, share every tensor."""
-    memo: dict[int, Any] = {}
-    seen: set[int] = set()
-    open_: list[Any] = [model]
-    while open_:
-        value = open_.pop()
-        if isinstance(value, Tensor):
-            memo[id(value)] = value
-        elif isinstance(value, (nn.Module, dict, list, tuple)) and id(value) not in seen:
-            seen.add(id(value))  # modules in lists and dicts too, which torch does not see
-            held = vars(value) if isinstance(value, nn.Module) else value
-            open_ += held.values() if isinstance(held, dict) else held
-    return copy.deepcopy(model, memo)
-
-
-def _set_capture_flags(model: nn.Module) -> None:
-    for module in model.modules():
-        # Norms that keep running statistics are deterministic functions at prediction time.
-        frozen = hasattr(module, "running_mean") or hasattr(module, "track_running_stats")
-        module.training = not frozen
-        if hasattr(module, "favour_posterior"):
-            module.sampling = False  # type: ignore[assignment]
-        if hasattr(module, "capturing"):
-            module.capturing = True  # type: ignore[assignment]
-    quiet(model)
-
-
-def _spell_out_keywords(model: nn.Module, kwargs: Mapping[str, Any]) -> inspect.Signature:
-    """The signature of `forward`, with what `**kwargs` would gather by name: torch.export mistakes it otherwise."""
-    signature = inspect.signature(model.forward)
-    kinds = [p.kind for p in signature.parameters.values()]
-    extra = [name for name in kwargs if name not in signature.parameters]
-    if inspect.Parameter.VAR_KEYWORD not in kinds or not extra:
-        return signature
-    forward = model.forward
-
-    def explicit(*args: Any, **kwargs: Any) -> Any:
-        return forward(*args, **kwargs)
-
-    parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    parameters += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in extra]
-    explicit.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    model.forward = explicit
-    return inspect.signature(model.forward)
 
 
 def capture(model: nn.Module, example: Any, *, dynamic: Dynamic = None, batched: bool = True) -> Graph:
@@ -120,16 +66,16 @@ def capture(model: nn.Module, example: Any, *, dynamic: Dynamic = None, batched:
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim]
     if not tensors:
         raise InvalidValue("`example` holds no tensor with a batch dimension; give at least one.")
-    taking = _Taking(model, leaves, in_spec, tensors[0].shape[0], dynamic)
+    taking = Taking(model, leaves, in_spec, tensors[0].shape[0], dynamic)
     graph = _of_batches(taking) if batched else _of_one_event(taking)
     warn_of_functions(model, graph)
     return graph
 
 
-def _of_batches(taking: _Taking) -> Graph:
+def _of_batches(taking: Taking) -> Graph:
     try:
         graph = _normalised(*taking.export(max(taking.batch, 2)))
-    except CaptureError:
+    except (CaptureError, UnsupportedOperation):
         if (one := _of_one_input(taking)) is None:
             raise
         return one
@@ -160,81 +106,6 @@ _MIXED = (
 )
 
 
-class _Taking:
-    """A model and an example to capture it with."""
-
-    def __init__(
-        self, model: nn.Module, leaves: list[Any], in_spec: pytree.TreeSpec, batch: int, dynamic: Dynamic
-    ) -> None:
-        self.model, self.leaves, self.in_spec, self.batch, self.dynamic = model, leaves, in_spec, batch, dynamic
-
-    def has_batch(self, leaf: Any) -> bool:
-        """Whether a leaf of the example has its batch in front."""
-        return isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[0] == self.batch
-
-    def rows(self, count: int) -> list[Any]:
-        """The example with so many inputs: torch.export would take a symbolic size of 0 or 1 for a constant."""
-
-        def few(t: Tensor) -> Tensor:
-            if self.batch == 0:
-                return t.new_zeros((count, *t.shape[1:]))
-            return t[:count] if self.batch >= count else t.repeat(count, *[1] * (t.ndim - 1))[:count]
-
-        if count == self.batch:
-            return self.leaves
-        return [few(leaf) if self.has_batch(leaf) else leaf for leaf in self.leaves]
-
-    def tensors(self, rows: int) -> tuple[list[Any], dict[str, Tensor]]:
-        """That many inputs, all different, and the model's tensors by name."""
-        leaves = [different(leaf) if self.has_batch(given) else leaf for leaf, given in self._pairs(rows)]
-        named = self.model.named_parameters(remove_duplicate=False), self.model.named_buffers(remove_duplicate=False)
-        return leaves, {name: t for group in named for name, t in group}
-
-    def _pairs(self, rows: int) -> list[tuple[Any, Any]]:
-        return list(zip(self.rows(rows), self.leaves, strict=True))
-
-    def export(self, rows: int | None) -> tuple[Graph, dict[Node, Node]]:
-        """The graph, and what is a view of what.
-
-        Args:
-            rows: Inputs in the example, their number symbolic if it is more than 1; None for the example as it is.
-        """
-        leaves = self.leaves if rows is None else self.rows(rows)
-        args, kwargs = pytree.tree_unflatten(leaves, self.in_spec)
-        clone = copied_structure(self.model)
-        _set_capture_flags(clone)
-        put_batch_first(clone)
-        check_recurrent(clone)
-        signature = _spell_out_keywords(clone, kwargs)
-        try:
-            names = input_names(signature, self.in_spec)
-        except TypeError as error:
-            raise InvalidType(
-                f"`example` holds {len(args)} positional and {len(kwargs)} keyword arguments "
-                f"({', '.join(kwargs) or 'none'}), which do not fit the model's "
-                f"forward{signature}: {error}."
-            ) from error
-        free = free_sizes(self.dynamic, names, leaves)
-        symbolic = rows is not None and rows > 1
-        shapes: list[dict[int, Any] | None] = [
-            ({0: torch.export.Dim.DYNAMIC} if symbolic and self.has_batch(given) else {}) | extra
-            if isinstance(leaf, Tensor)
-            else None
-            for leaf, given, extra in zip(leaves, self.leaves, free, strict=True)
-        ]
-        arg_shapes, kwarg_shapes = pytree.tree_unflatten(shapes, self.in_spec)
-        named = signature.bind(*arg_shapes, **kwarg_shapes).arguments
-        try:
-            with TRACING, warnings.catch_warnings(), torch.no_grad(), _plain_einsum():
-                warnings.simplefilter("ignore")
-                exported = torch.export.export(clone, args, kwargs, dynamic_shapes=dict(named), strict=False)
-        except FavourError:
-            raise
-        except Exception as error:
-            raise CaptureError(explain(error, self.dynamic)) from error
-        return from_exported(exported, leaves, self.in_spec)
-
-
 def _normalised(graph: Graph, views: dict[Node, Node]) -> Graph:
     functionalise(graph, views)
     _freeze_norms(graph)
@@ -243,10 +114,10 @@ def _normalised(graph: Graph, views: dict[Node, Node]) -> Graph:
     return graph
 
 
-def _of_one_input(taking: _Taking) -> Graph | None:
+def _of_one_input(taking: Taking) -> Graph | None:
     """The model captured with one input, whose code then sees no symbolic batch at all, and mapped over the batch.
 
-    None where it cannot be.
+    None where it cannot be captured so either.
     """
     try:
         graph = _normalised(*taking.export(1))
@@ -260,13 +131,10 @@ def _of_one_input(taking: _Taking) -> Graph | None:
     args, kwargs = pytree.tree_unflatten(taking.tensors(2)[0], taking.in_spec)
     if mixes_inputs(clone, args, kwargs):
         raise UnsupportedOperation(_MIXED.format(""))
-    try:
-        return lift(graph, own, _unused(graph), batched=True)
-    except UnsupportedOperation:
-        return None
+    return lift(graph, own, _unused(graph), batched=True)
 
 
-def _of_one_event(taking: _Taking) -> Graph:
+def _of_one_event(taking: Taking) -> Graph:
     """The model captured with the example as it is, all of it one event."""
     graph = _normalised(*taking.export(None))
     tensors = [n for n in graph.inputs if n is not None and n.shape is not None]
@@ -280,17 +148,6 @@ def _unused(graph: Graph) -> str:
     """A symbol for the batch where torch.export gave none."""
     taken = {str(s) for n in graph.inputs if n is not None for s in n.shape or ()}
     return next(f"s{i}" for i in range(len(taken) + 1) if f"s{i}" not in taken)
-
-
-@contextmanager
-def _plain_einsum() -> Iterator[None]:
-    """Contract from left to right: opt_einsum, where installed, plans for the example's sizes and so fixes them."""
-    before = torch.backends.opt_einsum.enabled
-    torch.backends.opt_einsum.enabled = False
-    try:
-        yield
-    finally:
-        torch.backends.opt_einsum.enabled = before
 
 
 def _freeze_norms(graph: Graph) -> None:

@@ -59,3 +59,18 @@ def _is_array(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (bool, int, float, np.number))
+
+
+_PLAIN = (Tensor, bool, int, float, complex, str, type(None), torch.dtype, torch.device)
+
+
+def without_caches(output: Any) -> Any:
+    """A model's output, None in the place of objects that are neither tensors nor containers of them, and of caches."""
+
+    def is_cache(value: Any) -> bool:
+        return type(value).__name__.endswith("Cache")
+
+    def kept(leaf: Any) -> Any:
+        return leaf if isinstance(leaf, (*_PLAIN, torch.SymInt, torch.SymFloat, torch.SymBool)) else None
+
+    return pytree.tree_map(kept, output, is_leaf=is_cache)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 from collections.abc import Mapping
@@ -44,80 +45,129 @@ def _storages(value: Any) -> set[int]:
 
 def from_exported(exported: Any, leaves: list[Any], in_spec: pytree.TreeSpec) -> tuple[Graph, dict[Node, Node]]:
     """Turn an ExportedProgram into a `Graph`, parameters by one name each; and say what is a view of what."""
-    kinds = {"PARAMETER": "parameter", "BUFFER": "buffer", "CONSTANT_TENSOR": "constant"}
-    specs = {spec.arg.name: spec for spec in exported.graph_signature.input_specs if hasattr(spec.arg, "name")}
-    canonical: dict[int, str] = {}
-    aliases: dict[str, str] = {}
-    for name, tensor in exported.state_dict.items():
-        aliases[name] = canonical.setdefault(id(tensor), name)
-
-    table: dict[Any, Node] = {}
-    by_name: dict[str, Node] = {}
-    nodes: list[Node] = []
-    inputs: list[Node] = []
-    constants: dict[str, Tensor] = {}
-    outputs: list[Any] = []
-    views: dict[Node, Node] = {}
-
-    def convert(value: Any) -> Any:
-        if isinstance(value, torch.fx.Node):
-            return table[value]
-        if isinstance(value, (list, tuple)):
-            return (
-                type(value)(convert(v) for v in value) if type(value) in (list, tuple) else [convert(v) for v in value]
-            )
-        if isinstance(value, dict):
-            return {k: convert(v) for k, v in value.items()}
-        return value
-
-    for fx_node in exported.graph.nodes:
-        if fx_node.op == "output":
-            outputs = list(convert(fx_node.args[0]))
-            continue
-        shape, dtype = _describe(fx_node.meta.get("val"))
-        if fx_node.op == "placeholder":
-            spec = specs[fx_node.name]
-            kind = kinds.get(spec.kind.name, "input")
-            target = aliases.get(spec.target, spec.target) if kind != "input" else fx_node.name
-            if kind != "input" and target in by_name:
-                table[fx_node] = by_name[target]
-                continue
-            node = Node(fx_node.name, kind, target, shape=shape, dtype=dtype)
-            if kind == "input":
-                inputs.append(node)
-            else:
-                by_name[str(target)] = node
-            if kind == "constant":
-                constants[str(target)] = exported.constants[spec.target]
-        elif fx_node.op == "call_function":
-            node = Node(
-                fx_node.name,
-                "call",
-                fx_node.target,
-                convert(fx_node.args),
-                convert(fx_node.kwargs),
-                shape,
-                dtype,
-                _module_path(fx_node.meta),
-                _source_line(fx_node.meta),
-            )
-            memory = _storages(fx_node.meta.get("val"))
-            for source in fx_node.all_input_nodes:
-                if memory & _storages(source.meta.get("val")):
-                    views.setdefault(node, table[source])
-        else:
-            raise CaptureError(
-                f"torch.export produced a `{fx_node.op}` node ({fx_node.target}); favour reads plain "
-                "calls only. Control-flow operators (torch.cond, scan, while_loop) have no rule."
-            )
-        table[fx_node] = node
-        nodes.append(node)
-
+    reading = _Reading(exported)
+    outputs = reading.read(exported.graph_module, {})
+    inputs = reading.inputs
     user = iter(inputs)
     if len(inputs) == len(leaves):
         ordered: list[Node | None] = [next(user) for _ in leaves]
     else:
         ordered = [next(user) if isinstance(leaf, Tensor) else None for leaf in leaves]
     fixed = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    graph = Graph(nodes, ordered, outputs, in_spec, exported.call_spec.out_spec, fixed, constants, aliases)
-    return graph, views
+    out_spec = exported.call_spec.out_spec
+    graph = Graph(reading.nodes, ordered, outputs, in_spec, out_spec, fixed, reading.constants, reading.aliases)
+    return graph, reading.views
+
+
+_KINDS = {"PARAMETER": "parameter", "BUFFER": "buffer", "CONSTANT_TENSOR": "constant"}
+
+
+class _Reading:
+    """Nodes of a program, those of the blocks inside it (`torch.no_grad`, autocast that is off) among them."""
+
+    def __init__(self, exported: Any) -> None:
+        signature = exported.graph_signature.input_specs
+        self.exported = exported
+        self.specs = {spec.arg.name: spec for spec in signature if hasattr(spec.arg, "name")}
+        canonical: dict[int, str] = {}
+        self.aliases: dict[str, str] = {}
+        for name, tensor in exported.state_dict.items():
+            self.aliases[name] = canonical.setdefault(id(tensor), name)
+        self.by_name: dict[str, Node] = {}
+        self.nodes: list[Node] = []
+        self.names: set[str] = set()
+        self.inputs: list[Node] = []
+        self.constants: dict[str, Tensor] = {}
+        self.views: dict[Node, Node] = {}
+
+    def read(self, module: Any, table: dict[Any, Any]) -> list[Any]:
+        """Take over the nodes of a module and return its outputs; `table` has what its placeholders stand for."""
+        outputs: list[Any] = []
+        for fx_node in module.graph.nodes:
+            if fx_node.op == "output":
+                outputs = list(_converted(fx_node.args[0], table))
+            elif fx_node.op == "placeholder" and fx_node not in table:
+                table[fx_node] = self._given(fx_node)
+            elif fx_node.op == "get_attr":
+                table[fx_node] = getattr(module, fx_node.target)
+            elif fx_node.op == "call_function":
+                table[fx_node] = self._call(fx_node, table)
+        return outputs
+
+    def _given(self, fx_node: Any) -> Node:
+        spec = self.specs[fx_node.name]
+        kind = _KINDS.get(spec.kind.name, "input")
+        target = self.aliases.get(spec.target, spec.target) if kind != "input" else fx_node.name
+        if kind != "input" and target in self.by_name:
+            return self.by_name[target]
+        shape, dtype = _describe(fx_node.meta.get("val"))
+        node = self._added(Node(fx_node.name, kind, target, shape=shape, dtype=dtype))
+        if kind == "input":
+            self.inputs.append(node)
+        else:
+            self.by_name[str(target)] = node
+        if kind == "constant":
+            self.constants[str(target)] = self.exported.constants[spec.target]
+        return node
+
+    def _added(self, node: Node) -> Node:
+        name, count = node.name, 0
+        while node.name in self.names:  # blocks have names of their own
+            count += 1
+            node.name = f"{name}_b{count}"
+        self.names.add(node.name)
+        self.nodes.append(node)
+        return node
+
+    def _call(self, fx_node: Any, table: dict[Any, Any]) -> Any:
+        args, kwargs = _converted(fx_node.args, table), _converted(fx_node.kwargs, table)
+        block = next((a for a in args if isinstance(a, torch.fx.GraphModule)), None)
+        if block is not None:
+            return self._block(fx_node, block, args)
+        if fx_node.target is operator.getitem and isinstance(args[0], list):  # of what a block returns
+            return args[0][args[1]]
+        shape, dtype = _describe(fx_node.meta.get("val"))
+        place = _module_path(fx_node.meta), _source_line(fx_node.meta)
+        node = self._added(Node(fx_node.name, "call", fx_node.target, args, kwargs, shape, dtype, *place))
+        memory = _storages(fx_node.meta.get("val"))
+        for source in fx_node.all_input_nodes:
+            if isinstance(table[source], Node) and memory & _storages(source.meta.get("val")):
+                self.views.setdefault(node, table[source])
+        return node
+
+    def _block(self, fx_node: Any, block: Any, args: tuple) -> list[Any]:
+        """What a block returns. Whether gradients are on is no matter here, nor is autocast that is off."""
+        name = getattr(fx_node.target, "__name__", str(fx_node.target))
+        where = f"at `{_module_path(fx_node.meta) or 'the model'}` ({_source_line(fx_node.meta)})"
+        if name not in ("wrap_with_set_grad_enabled", "wrap_with_autocast"):
+            raise CaptureError(
+                f"the model uses `{name}` {where}: control flow (torch.cond, scan, while_loop) has no rule. Write it "
+                "as `torch.where`, or as a loop of Python's."
+            )
+        if name == "wrap_with_autocast" and _computes_in_low_precision(block):
+            raise CaptureError(
+                f"an autocast block {where} computes in lower precision inside the model. Leave it out while "
+                'predicting (`enabled=False`), and ask for `precision="bf16"` of the sweeps instead.'
+            )
+        given = args[args.index(block) + 1 :]
+        holders = [n for n in block.graph.nodes if n.op == "placeholder"]
+        return self.read(block, dict(zip(holders, given, strict=True)))
+
+
+def _computes_in_low_precision(block: Any) -> bool:
+    low = (torch.bfloat16, torch.float16)
+    vals = [n.meta.get("val") for n in block.graph.nodes]
+    given = [n.meta.get("val") for n in block.graph.nodes if n.op == "placeholder"]
+    has = [any(isinstance(t, Tensor) and t.dtype in low for t in pytree.tree_leaves(v)) for v in (vals, given)]
+    return has[0] and not has[1]
+
+
+def _converted(value: Any, table: dict[Any, Any]) -> Any:
+    if isinstance(value, torch.fx.Node):
+        return table[value]
+    if isinstance(value, (list, tuple)):
+        items = [_converted(v, table) for v in value]
+        return tuple(items) if type(value) is tuple else items
+    if isinstance(value, dict):
+        return {k: _converted(v, table) for k, v in value.items()}
+    return value

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from favour.graph.apart import close, places
 from favour.graph.capture import copied_structure
+from favour.graph.example import without_caches
 from favour.predictor.plain import plain_outputs
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def live_difference(predict: Predictor, args: tuple, kwargs: Mapping[str, Any]) 
             module.sampling = False  # type: ignore[assignment]
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
-            twice = [pytree.tree_flatten(clone(*args, **kwargs)) for _ in range(2)]
+            twice = [pytree.tree_flatten(without_caches(clone(*args, **kwargs))) for _ in range(2)]
         except Exception as error:
             return f"the model itself fails on these inputs: {type(error).__name__}: {str(error).splitlines()[0]}"
         if _gap(twice[0][0], twice[1][0]) is not None:

@@ -38,11 +38,13 @@ aten = torch.ops.aten
 def decompose(graph: Graph) -> None:
     """Rewrite `graph` in place."""
     _one_batch(graph)
+    rewrite(graph, _without_nothing)
     spell_out_draws(graph)
     rewrite(graph, expand_composite)
     rewrite(graph, _expand_attention)
     rewrite(graph, _expand_bag)
     rewrite(graph, _as_linear)
+    rewrite(graph, _without_cancelled)
     unfolding = _Unfolding(graph)
     rewrite(graph, unfolding)
     unfolding.finish(graph)
@@ -62,6 +64,45 @@ def _one_batch(graph: Graph) -> None:
 
 def _swap(old: Node, new: Node) -> Callable[[Node], Node]:
     return lambda node: new if node is old else node
+
+
+def _without_nothing(node: Node, new: Builder) -> Node | None:
+    """Tensors of shape (0,), which torch joins with tensors of any shape, left out: the start of a cache."""
+    if node.target not in (aten.cat.default, aten.concat.default):
+        return None
+    parts = node.args[0]
+    some = [p for p in parts if p.shape != (0,)]
+    if len(some) in (0, len(parts)):
+        return None
+    if len(some) == 1:
+        return new.call(aten.alias.default, some[0], shape=node.shape)
+    return new.call(node.target, some, *node.args[1:], shape=node.shape, **node.kwargs)
+
+
+def _without_cancelled(node: Node, new: Builder) -> Node | None:
+    """(h + a + b) − h is a + b: h would count as uncertain twice."""
+    if node.target is not aten.sub.Tensor or node.kwargs:
+        return None
+    y, h = node.args
+    if not isinstance(h, Node) or not isinstance(y, Node):
+        return None
+    terms = _terms(y, h)
+    if h not in terms or len(terms) < 2:
+        return None
+    terms.remove(h)
+    if any(t.shape != node.shape for t in terms):
+        return None
+    total = terms[0]
+    for term in terms[1:]:
+        total = new.call(aten.add.Tensor, total, term, shape=node.shape)
+    return total
+
+
+def _terms(y: Node, whole: Node) -> list[Node]:
+    """What a chain of sums adds up, one of them not taken apart."""
+    if y is not whole and y.target is aten.add.Tensor and not y.kwargs and all(isinstance(a, Node) for a in y.args):
+        return [t for a in y.args for t in _terms(a, whole)]
+    return [y]
 
 
 # ------------------------------------------------------------------ attention
