@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-extras format docs bench zoo clean
+.PHONY: help install demo test test-slow test-extras format docs dist bench zoo clean
 
 help: ## Show this help
 	@echo "Usage: make TARGET"
@@ -55,6 +55,13 @@ format: $(INSTALLED) ## Format the code and fix what the linter can fix
 docs: $(INSTALLED) ## Build the documentation site into build/site
 	@echo "==> mkdocs build --strict"
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+dist: $(INSTALLED) ## Build the wheel and the source archive into dist/, and check what an index would say of them
+	@echo "==> build, twine check"
+	@rm -rf dist
+	@$(BIN)/python -m pip install --quiet build twine
+	@$(BIN)/python -m build --quiet
+	@$(BIN)/python -m twine check --strict dist/*
 
 bench: $(INSTALLED) ## Run the benchmarks
 	@echo "==> benchmarks/run.py"

@@ -5,10 +5,12 @@ the last layer and over all weights; prior precision by marginal likelihood. The
 error of test digits for
 
     mode                     the trained network alone
-    laplace-torch, draws     E[softmax] over draws of the weights, the network in eval mode
-    laplace-torch, probit    the linearised predictive with its probit link: what `la(x)` gives by default
-    favour                   `adapt(la)`: the posterior propagated, dropout silent
-    favour, dropout kept     `adapt(la, keep_dropout=True)`: dropout on top
+    laplace-torch, draws        E[softmax] over draws of the weights, the network in eval mode
+    laplace-torch, linearised   E[softmax] over draws of the linearised network's Gaussian logits
+    laplace-torch, probit       the same with its probit link: what `la(x)` gives by default
+    favour                      `adapt(la)`: the network linearised, dropout silent
+    favour, weights drawn       `adapt(la, linearised=False)`: the law of the network under draws of its weights
+    … dropout kept              `adapt(la, linearised=False, keep_dropout=True)`: dropout on top
 
     python benchmarks/adapters_dropout.py [--quick]
 """
@@ -64,9 +66,15 @@ def measure(subset: str, p: float, n: int) -> dict[str, dict[str, float]]:
     found = {"mode": model(test).softmax(-1)}
     torch.manual_seed(0)
     found[f"laplace-torch, {n} draws"] = la.predictive_samples(test, pred_type="nn", n_samples=n).mean(0)
+    found["laplace-torch, linearised"] = la(test, pred_type="glm", link_approx="mc", n_samples=n)
     found["laplace-torch, probit"] = la(test, pred_type="glm", link_approx="probit")
-    for name, keep in (("favour", False), ("favour, dropout kept", True)):
-        network, posterior = adapters.adapt(la, keep_dropout=keep)
+    asked = {
+        "favour": {},
+        "favour, weights drawn": {"linearised": False},
+        "favour, weights drawn, dropout kept": {"linearised": False, "keep_dropout": True},
+    }
+    for name, options in asked.items():
+        network, posterior = adapters.adapt(la, **options)
         predict = favour.compile(network, x[:2], posterior=posterior, check=False)
         with torch.no_grad():
             found[name] = predict.probabilities(test)
@@ -86,7 +94,7 @@ def main() -> None:
             print(f"\n{subset}, dropout {p}, prior precision {rows['prior']['precision']:.3g}")
             for name, row in rows.items():
                 if name != "prior":
-                    print(f"  {name:28s} NLL {row['nll']:.3f}   ECE {row['ece']:.3f}   accuracy {row['accuracy']:.3f}")
+                    print(f"  {name:36s} NLL {row['nll']:.3f}   ECE {row['ece']:.3f}   accuracy {row['accuracy']:.3f}")
     write(
         "adapters_dropout_quick" if quick else "adapters_dropout",
         {"network": f"64-{WIDTH}-{WIDTH}-10", "rows": results},

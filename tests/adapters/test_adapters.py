@@ -84,7 +84,7 @@ def agrees(adapted: Any, x: Tensor, samples: Tensor, **settings: Any) -> None:
     model, posterior = adapted
     assert len(samples) == DRAWS
     with torch.no_grad():
-        belief = favour.compile(model, x, posterior=posterior, **settings)(x)
+        belief = favour.compile(model, x, posterior=posterior, **{"method": "adjoint", **settings})(x)
     covariance, mean = disagreement(belief, samples)
     assert covariance <= ALLOWED and mean <= ALLOWED, (covariance, mean)
     wider = Belief(belief.mean, covariance=belief.covariance.scale(torch.tensor(4 / 3)))

@@ -2,10 +2,12 @@
 
 import builtins
 import importlib
+import re
 import sys
 from importlib.metadata import EntryPoint
 
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
 import favour.cli
@@ -74,6 +76,29 @@ def test_own_errors_are_one_line_and_status_1(monkeypatch, capsys):
         favour.cli.main()
     assert stop.value.code == 1
     assert capsys.readouterr().err == "favour: p is 2; 0 ≤ p < 1 is required.\n"
+
+
+def test_errors_name_flags(monkeypatch, capsys, tmp_path):
+    (tmp_path / "rows.npy").write_bytes(b"")
+    (tmp_path / "model.onnx").write_bytes(b"")
+    words = ["rate", "model.onnx", "rows.npy", "--out", "x.parquet", "--std", "0"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["favour", *words])
+    with pytest.raises(SystemExit):
+        favour.cli.main()
+    printed = capsys.readouterr()
+    assert "`--std` is (0.0,)" in printed.err
+    assert printed.out == "" and printed.err.count("\n") == 1  # no progress bar before a usage error
+
+
+@pytest.mark.parametrize("command", [c.__name__ for c in favour.cli.COMMANDS])
+def test_help_has_an_example_that_parses(command):
+    text = " ".join(run(command, "--help").output.replace("│", " ").split())
+    example = re.search(rf"Example: favour {command} ((?:(?!(?:Arguments|Options|╭)).)+)", text)
+    assert example, text
+    words = [word for word in example[1].split() if not set(word) <= set("─╭╮╰╯│")]
+    group = typer.main.get_command(favour.cli.build())
+    group.commands[command].make_context(command, words)
 
 
 def test_missing_package_names_the_extra():

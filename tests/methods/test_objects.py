@@ -27,6 +27,8 @@ SAME: list[tuple[methods.Method, dict[str, Any]]] = [
     ),
     (methods.Full(), {"method": "full"}),
     (methods.Diag(), {"method": "diag"}),
+    (methods.Linearised(directions=2), {"method": "linearised", "directions": 2}),
+    (methods.Sampling(), {"method": "sampling"}),
     (methods.Auto(task="classification"), {"task": "classification"}),
     (methods.Adjoint(secant=False), {"effort": "fast"}),
     (methods.Adjoint(secant=True, pairs=PAIRS), {"effort": "best"}),
@@ -76,7 +78,7 @@ def test_what_is_no_method_is_refused() -> None:
     model, x = network()
     with pytest.raises(InvalidType, match="`method` is a int; give a name or an object"):
         favour.compile(model, x, method=3)  # type: ignore[arg-type]
-    with pytest.raises(InvalidValue, match="choose one of adjoint, auto, diag, dplr, full"):
+    with pytest.raises(InvalidValue, match="choose one of adjoint, auto, diag, dplr, full, linearised, sampling"):
         favour.compile(model, x, method="Adjoint")
     with pytest.raises(InvalidValue, match="`rank` is -1"):
         favour.compile(model, x, method=methods.DPLR(rank=-1))

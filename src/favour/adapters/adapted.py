@@ -67,7 +67,9 @@ def split(vector: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]
     return {name: part.reshape(*lead, *shape).clone() for (name, shape), part in pairs}
 
 
-def dense(root: Tensor, shapes: Mapping[str, torch.Size], means: Mapping[str, Tensor]) -> Posterior:
+def dense(
+    root: Tensor, shapes: Mapping[str, torch.Size], means: Mapping[str, Tensor], linearised: bool = False
+) -> Posterior:
     """The posterior of covariance RRᵀ over all parameters, for a root R (P, K).
 
     One parameter, or the matrix and bias of one layer, hold it as a `Full` Gaussian, exactly. Several layers are
@@ -76,12 +78,13 @@ def dense(root: Tensor, shapes: Mapping[str, torch.Size], means: Mapping[str, Te
     names = list(shapes)
     if len(names) == 1:
         (name,) = names
-        return Posterior({name: Full(root @ root.mT, tuple(shapes[name]))}, means=means)
+        only = {name: Full(root @ root.mT, tuple(shapes[name]))}
+        return Posterior(only, means=means, linearised=linearised)
     if len(names) == 2 and len(shapes[names[0]]) >= 2 and shapes[names[1]] == shapes[names[0]][:1]:
         key: Key = (names[0], names[1])
         joint: dict[Key, Gaussian] = {key: _layer(root, shapes[names[0]])}
-        return Posterior(joint, means=means)
-    return Posterior({}, latents=split(root.mT.contiguous(), shapes), means=means)
+        return Posterior(joint, means=means, linearised=linearised)
+    return Posterior({}, latents=split(root.mT.contiguous(), shapes), means=means, linearised=linearised)
 
 
 def _layer(root: Tensor, shape: Sequence[int]) -> Full:

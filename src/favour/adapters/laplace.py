@@ -42,7 +42,7 @@ def is_laplace(obj: Any) -> bool:
     )
 
 
-def from_laplace(la: Any, *, columns: int = COLUMNS, keep_dropout: bool = False) -> Adapted:
+def from_laplace(la: Any, *, columns: int = COLUMNS, keep_dropout: bool = False, linearised: bool = True) -> Adapted:
     """A fitted `laplace.Laplace` as a model and its posterior.
 
     Args:
@@ -50,6 +50,9 @@ def from_laplace(la: Any, *, columns: int = COLUMNS, keep_dropout: bool = False)
         columns: The most parameters that a low-rank or full posterior over several layers may have.
         keep_dropout: Count dropout on top of the posterior; by default it is silent, as in all of
             laplace-torch's predictions, which run the network in eval mode.
+        linearised: Predict with the network linearised at the mode, laplace-torch's own default (`pred_type="glm"`):
+            `favour.compile` then takes `method="linearised"`. With False, or any other method, beliefs are those of
+            draws of the weights (`pred_type="nn"`).
 
     Returns:
         The model it was fitted to (for a last layer laplace-torch's own copy of it; where dropout is silenced a copy
@@ -86,11 +89,11 @@ def from_laplace(la: Any, *, columns: int = COLUMNS, keep_dropout: bool = False)
     with torch.no_grad():
         precision = la.posterior_precision
         if hasattr(precision, "eigenvectors"):
-            return Adapted(model, Posterior(_kronecker(precision, shapes), means=means))
+            return Adapted(model, Posterior(_kronecker(precision, shapes), means=means, linearised=linearised))
         part = la.backend.subnetwork_indices if hasattr(la, "n_params_subnet") else None
         if isinstance(precision, Tensor) and precision.ndim == 1:
             variance = _whole(_inverse(precision).unsqueeze(0), part, len(mean)).squeeze(0)
-            return Adapted(model, Posterior(split(variance, shapes), means=means))
+            return Adapted(model, Posterior(split(variance, shapes), means=means, linearised=linearised))
         count = len(mean) if part is None else len(part)
         if count > columns and len(shapes) > 2:
             raise UnsupportedOperation(
@@ -99,7 +102,7 @@ def from_laplace(la: Any, *, columns: int = COLUMNS, keep_dropout: bool = False)
             )
         root = _low_rank_root(*precision) if isinstance(precision, tuple) else _full_root(precision)
         root = _whole(root.mT, part, len(mean)).mT.to(mean.dtype)
-    return Adapted(model, dense(root, shapes, means))
+    return Adapted(model, dense(root, shapes, means, linearised))
 
 
 def _inverse(precision: Tensor) -> Tensor:

@@ -9,10 +9,12 @@ package `favour-studies` adds `STUDIES`; without it, these say how to get it.
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
-from typing import Annotated
+from inspect import signature
+from typing import Annotated, get_args
 
 import favour
 from favour.errors import FavourError, InvalidValue, MissingExtra
@@ -92,5 +94,24 @@ def main() -> None:
     try:
         build()()
     except FavourError as error:
-        print(f"favour: {error}", file=sys.stderr)
+        print(f"favour: {with_flags(str(error), sys.argv[1:2])}", file=sys.stderr)
         raise SystemExit(1) from None
+
+
+def with_flags(message: str, command: Sequence[str]) -> str:
+    """A message of the library in the words of a command: a parameter that it names is the command's flag.
+
+    >>> with_flags("leave out `columns`; column `id` is there.", ["rate"])
+    'leave out `--columns`; column `id` is there.'
+    """
+    functions = {function.__name__: function for function in COMMANDS}
+    if not command or command[0] not in functions:
+        return message
+    parameters = signature(functions[command[0]], eval_str=True).parameters.values()
+    options = [
+        p.name for p in parameters if any(isinstance(m, typer.models.OptionInfo) for m in get_args(p.annotation)[1:])
+    ]
+    for name in options:
+        flag = f"`--{name.replace('_', '-')}`"
+        message = re.sub(rf"(?<!column )`{name}`", flag, message)
+    return message

@@ -44,7 +44,10 @@ def export(
     noise: Annotated[float, typer.Option(help="Variance of a regression's observation noise.")] = 0.0,
     check: Annotated[bool, typer.Option(help="Run the file and compare it with the predictor.")] = True,
 ) -> None:
-    """Write a predictor as an ONNX or torch.export graph: no Python, no sampling and no random numbers to run it."""
+    """Write a predictor as an ONNX or torch.export graph: no Python, no sampling and no random numbers to run it.
+
+    Example: favour export predictor.favour --out model.onnx --labels cat,dog
+    """
     import favour
     from favour.exporting.source import load_source
 

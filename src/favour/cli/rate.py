@@ -58,6 +58,8 @@ def rate(
 
     An interrupted run continues when the same command is given again. Rows that cannot be read are listed with the
     reason in OUT.bad.parquet (or .csv).
+
+    Example: favour rate model.onnx patients.csv --id patient --out rated.parquet
     """
     options: dict[str, Any] = {
         "columns": _names(columns),
@@ -125,12 +127,13 @@ class _bar:
         parts = (TextColumn("rating"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[bad]}"))
         self.progress = Progress(*parts, TimeRemainingColumn(), console=Console(stderr=True))
         self.task = self.progress.add_task("", total=None, bad="")
-        self.progress.start()
         return self
 
     def __call__(self, rows: int, bad: int, total: int) -> None:
+        self.progress.start()  # what is wrong with the arguments has been said by now
         note = f"{bad:,} bad" if bad else ""
         self.progress.update(self.task, completed=rows + bad, total=total, bad=note)
 
     def __exit__(self, *error: object) -> None:
-        self.progress.stop()
+        if self.progress.live.is_started:
+            self.progress.stop()

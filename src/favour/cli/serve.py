@@ -37,7 +37,10 @@ def serve(
         str | None, typer.Option(help="Shown at /model; the beginning of the file's SHA-256 by default.")
     ] = None,
 ) -> None:
-    """Answer predictions over HTTP: POST /predict, /health, /metrics, /docs, and a page to try it at /."""
+    """Answer predictions over HTTP: POST /predict, /health, /metrics, /docs, and a page to try it at /.
+
+    Example: favour serve model.onnx --port 8000
+    """
     from favour.serving import run
 
     run(

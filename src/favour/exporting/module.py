@@ -219,6 +219,11 @@ def private(predict: Predictor | Calibrated) -> Predictor | Calibrated:
             f"`export` takes a predictor of `favour.compile`, `favour.load` or `favour.calibrate`, got "
             f"{type(predict).__name__}."
         )
+    if not predict.method.fixed:
+        raise UnsupportedOperation(
+            f"method={predict.method.name!r} makes random numbers, of which an exported graph has none; compile with "
+            "method='adjoint', or 'auto', and export that."
+        )
     predict.follow()
     store = {name.replace("/", "."): t.detach().cpu() for name, t in predict.store.state_dict().items()}
     floats = next((t for t in store.values() if t.is_floating_point()), torch.zeros(()))

@@ -113,6 +113,8 @@ def self_check(predict: Predictor, inputs: Any, seconds: float, draws: int = DRA
             difference = live_difference(predict, *_first(args, kwargs, rows, min(rows, 2)))
             if difference is not None:
                 return SelfCheck(1, min(rows, 2), problem=difference)
+            if predict.method.unchecked():
+                return SelfCheck(reason=predict.method.unchecked())
             each = _seconds_per_draw(predict, *_first(args, kwargs, rows, 1), generator)
             affordable = int((limit - time.perf_counter()) / each)
             if affordable < FEWEST:

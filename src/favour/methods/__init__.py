@@ -6,6 +6,8 @@
 | `DPLR`       | Algorithm 1 of the paper after every linear map, rank r | 2 + r + 2rK                      |
 | `Full`       | every dimension of every noise, never compressed        | thousands                        |
 | `Diag`       | variances alone                                         | 2                                |
+| `Linearised` | the network's Jacobian at the mean, no second order     | 2 + C, or 2 + k for k directions |
+| `Sampling`   | n draws of the network                                  | n                                |
 
 `method="auto"` chooses between the first two by what they cost (`favour.methods.auto`). A method of your own is one
 file, see `favour.methods.method`.
@@ -16,6 +18,21 @@ from favour.methods.auto import Auto
 from favour.methods.diag import Diag
 from favour.methods.dplr import DPLR
 from favour.methods.full import Full
+from favour.methods.linearised import Linearised
 from favour.methods.method import METHODS, Bound, Method, Numerics, register
+from favour.methods.sampling import Sampling
 
-__all__ = ["DPLR", "METHODS", "Adjoint", "Auto", "Bound", "Diag", "Full", "Method", "Numerics", "register"]
+__all__ = [
+    "DPLR",
+    "METHODS",
+    "Adjoint",
+    "Auto",
+    "Bound",
+    "Diag",
+    "Full",
+    "Linearised",
+    "Method",
+    "Numerics",
+    "Sampling",
+    "register",
+]

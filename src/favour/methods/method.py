@@ -101,14 +101,20 @@ class Method(ABC):
     Attributes:
         name: By which `favour.compile` knows it.
         partial: It keeps few of the correlations between outputs, and says so.
+        fixed: It computes the same operations in every call, so that they can be compiled and exported.
     """
 
     name: ClassVar[str]
     partial: ClassVar[bool] = False
+    fixed: ClassVar[bool] = True
 
     @abstractmethod
     def run(self, bound: Bound) -> list[Any]:
         """One belief per floating-point output of the plan, other outputs as they are."""
+
+    def draws(self, bound: Bound, n: int | None) -> Tensor | None:
+        """Draws of the first output, (n, batch, *event), where the method makes some; at least n if that is given."""
+        return None
 
     def cost(self, plan: Plan) -> float:
         """Predicted time, in forward passes."""
@@ -133,6 +139,10 @@ class Method(ABC):
                 to be class scores.
         """
         return self
+
+    def unchecked(self) -> str:
+        """Why draws of the network cannot tell whether it is right; nothing where they can."""
+        return ""
 
     def held(self) -> str:
         """What it keeps of a covariance on its way, and what it forgets, in a sentence for `Predictor.explain`."""

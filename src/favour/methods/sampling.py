@@ -1,4 +1,7 @@
-"""Monte Carlo, done as well as it can be: the baseline every other method is measured against.
+"""Monte Carlo, done as well as it can be: the baseline every other method is measured against, and a method itself.
+
+With draws y_1 … y_n the belief has their mean ȳ and the covariance Σ_k (y_k − ȳ)(y_k − ȳ)ᵀ/(n − 1): a matrix where the
+output is small, n columns where it is large. The same input in the same batch gets the same draws, by the seed.
 
 The part of the network that no draw touches is run once. The rest is run for many draws at a time,
 vectorised over a leading draw axis, in chunks that fit a memory budget. Each draw of a parameter is one
@@ -13,22 +16,99 @@ of the rounded rate, so that means are exact.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from favour.belief import Belief
+from favour.belief.covariance import Covariance, Dense, DiagonalPlusFactor
 from favour.errors import InvalidType, InvalidValue, UnsupportedOperation
 from favour.graph.interpreter import call, interpret
 from favour.graph.node import Graph, Node, draws_numbers, replace_nodes
 from favour.graph.sizes import bound_sizes, size_of
+from favour.methods.cost import output_entries, uncertain_share
+from favour.methods.method import Bound, Method, Numerics, belief_of, check_whole, register
 from favour.passes.marking import mark_uncertain
+from favour.passes.plan.steps import Plan
 from favour.posterior import Posterior
+from favour.surrogate import flat
+from favour.surrogate.value import Value, mean_of
 
 # Bytes of activations in one chunk of draws: large enough to amortise calls, small enough for caches.
 DEFAULT_MEMORY = 64 * 2**20
+
+
+@register
+@dataclass(frozen=True, eq=False, repr=False)
+class Sampling(Method):
+    """Draws of the network. Cannot be compiled or exported: it makes random numbers.
+
+    Args:
+        n: Number of draws.
+    """
+
+    name = "sampling"
+    fixed = False
+
+    n: int = 200
+
+    def run(self, bound: Bound) -> list[Any]:
+        found = []
+        for planned, drawn in zip(bound.plan.outputs, self._drawn(bound, self.n), strict=True):
+            certain = not isinstance(planned, Node) or planned not in bound.plan.uncertain
+            if isinstance(drawn, Tensor) and isinstance(planned, Node) and planned.shape is not None:
+                found.append(belief_of(drawn[0]) if certain else empirical(drawn))
+            else:
+                found.append(drawn)
+        return found
+
+    def draws(self, bound: Bound, n: int | None) -> Tensor | None:
+        return self._drawn(bound, self.n if n is None else max(n, 2))[0]
+
+    def _drawn(self, bound: Bound, n: int) -> list[Any]:
+        if torch.compiler.is_compiling():
+            raise UnsupportedOperation("method='sampling' makes random numbers and is not compiled; call it eagerly.")
+        leaves = {node: bound.leaves[node.name] for node in bound.graph.nodes if node.kind != "call"}
+        device = next((v.device for v in map(mean_of, leaves.values()) if isinstance(v, Tensor)), None)
+        generator = torch.Generator(device=device or "cpu").manual_seed(bound.numerics.seed)
+        sampler = Sampler(bound.graph, bound.posterior.names, [name for name, _ in bound.sources])
+        return sampler(leaves, n, bound.posterior, generator, bound.numerics.memory)
+
+    def cost(self, plan: Plan) -> float:
+        return 1 - uncertain_share(plan) + self.n * uncertain_share(plan)
+
+    def memory(self, plan: Plan) -> int:
+        return super().memory(plan) + self.n * output_entries(plan)
+
+    def unchecked(self) -> str:
+        return "its beliefs are samples themselves"
+
+    def held(self) -> str:
+        return f"{self.n} draws of the network; nothing is approximated, and nothing is exact."
+
+    def untried(self) -> str:
+        return f"more draws, favour.methods.Sampling(n={10 * self.n})"
+
+    def validate(self, numerics: Numerics) -> None:
+        check_whole("n", self.n, 2)
+
+
+def empirical(draws: Tensor) -> Belief:
+    """Mean and covariance of draws (n, batch, *event)."""
+    n, event = draws.shape[0], tuple(draws.shape[2:])
+    mean = draws.mean(0)
+    columns = (draws - mean) / (n - 1) ** 0.5
+    rows = flat(columns)  # (n, batch, entries)
+    covariance: Covariance
+    if rows.shape[-1] <= n:
+        covariance = Dense(torch.einsum("nbi,nbj->bij", rows, rows), event)
+    else:
+        covariance = DiagonalPlusFactor(torch.zeros_like(mean), columns)
+    return Belief(mean, covariance=covariance, validate=False)
 
 
 class Sampler:
@@ -36,12 +116,13 @@ class Sampler:
 
     Args:
         graph: The captured network, dropout overrides applied.
-        posterior: Gaussians over parameters, by the graph's names.
+        posterior_names: Parameters with a posterior, by the graph's names.
+        inputs: Names of the inputs that are uncertain.
     """
 
-    def __init__(self, graph: Graph, posterior_names: tuple[str, ...]) -> None:
+    def __init__(self, graph: Graph, posterior_names: tuple[str, ...], inputs: Collection[str] = ()) -> None:
         self.graph = graph
-        uncertain = mark_uncertain(graph, (), posterior_names)
+        uncertain = mark_uncertain(graph, inputs, posterior_names)
         late: set[Node] = set(uncertain)
         for node in graph.nodes:  # whatever reads an uncertain node, its shape included, runs with the draws
             if node.kind == "call" and any(s in late for s in node.inputs):
@@ -55,6 +136,8 @@ class Sampler:
             places = "; ".join(f"`{n.target}` at {n.place}" for n in unknown)
             raise UnsupportedOperation(f"the sampler does not know how to draw: {places}.")
         self.weights = [n for n in uncertain if n.kind in ("parameter", "buffer")]
+        self.inputs = [n for n in uncertain if n.kind == "input"]
+        self.leaves = [*self.weights, *self.inputs]  # that are drawn
 
     def __call__(
         self,
@@ -67,7 +150,7 @@ class Sampler:
         """Draw n times.
 
         Args:
-            values: Tensors of inputs, parameters, buffers and constants by node.
+            values: Tensors of inputs, parameters, buffers and constants by node; of uncertain inputs `Value`.
             n: Number of draws.
             posterior: Where parameters with a posterior are drawn from.
             generator: Source of randomness; torch's global one by default.
@@ -81,23 +164,24 @@ class Sampler:
         sizes = self._bind(values)
         random = MaskSource(generator, self._device(values))
         per_draw = sum(int(np.prod([size_of(s, sizes) for s in node.shape or ()])) for node in self.tail)
-        per_draw += sum(values[node].numel() for node in self.weights)
+        per_draw += sum(mean_of(values[node]).numel() for node in self.leaves)
         width = next((v.element_size() for v in values.values() if isinstance(v, Tensor)), 4)
         chunk = max(1, min(n, (memory or DEFAULT_MEMORY) // max(1, per_draw * width)))
         pieces: list[list[Any]] = []
         for first in range(0, n, chunk):
             count = min(chunk, n - first)
             masks = [self._mask(node, values, sizes, count, random) for node in self.dropouts]
-            weights = self._weights(values, count, posterior, random.generator)
-            pieces.append(self._run(values, masks, weights, count))
+            leaves = self._weights(values, count, posterior, random.generator)
+            leaves += [_drawn_input(values[node], count, random) for node in self.inputs]
+            pieces.append(self._run(values, masks, leaves, count))
         return [self._joined([piece[i] for piece in pieces], n, values, o) for i, o in enumerate(self.graph.outputs)]
 
-    def _run(self, values: dict[Node, Any], masks: list[Tensor], weights: list[Tensor], count: int) -> list[Any]:
+    def _run(self, values: dict[Node, Any], masks: list[Tensor], leaves: list[Tensor], count: int) -> list[Any]:
         outputs = dict.fromkeys(o for o in self.graph.outputs if isinstance(o, Node) and o not in values)
-        late = [o for o in outputs if o.shape is not None] + [w for w in self.weights if w in self.graph.outputs]
+        late = [o for o in outputs if o.shape is not None] + [n for n in self.leaves if n in self.graph.outputs]
         known = dict(values)  # also sizes, which are no tensors and the same in every draw
 
-        def once(drawn_masks: list[Tensor], drawn_weights: list[Tensor]) -> list[Tensor]:
+        def once(drawn_masks: list[Tensor], drawn_leaves: list[Tensor]) -> list[Tensor]:
             mask = dict(zip(self.dropouts, drawn_masks, strict=True))
 
             def drawn(node: Node, env: Mapping[Node, Any]) -> Any:
@@ -105,18 +189,18 @@ class Sampler:
                     return call(node, env)
                 return node.draw.apply(env[node.args[0]], mask[node], replace_nodes(node.rate, env.__getitem__))
 
-            env = interpret(self.tail, values | dict(zip(self.weights, drawn_weights, strict=True)), drawn)
+            env = interpret(self.tail, values | dict(zip(self.leaves, drawn_leaves, strict=True)), drawn)
             known.update((o, env[o]) for o in outputs if o.shape is None)
             return [env[o] for o in late]
 
         if late:
-            known.update(zip(late, torch.func.vmap(once)(masks, weights), strict=True))
+            known.update(zip(late, torch.func.vmap(once)(masks, leaves), strict=True))
         return [known[o] if isinstance(o, Node) else o for o in self.graph.outputs]
 
     def _joined(self, pieces: list[Any], n: int, values: Mapping[Node, Any], output: Any) -> Any:
         if not isinstance(output, Node) or not isinstance(pieces[0], Tensor):
             return pieces[0]
-        if output in values and output not in self.weights:  # the same in every draw
+        if output in values and output not in self.leaves:  # the same in every draw
             return pieces[0].expand(n, *pieces[0].shape)
         return torch.cat(pieces)
 
@@ -127,7 +211,8 @@ class Sampler:
         )
 
     def _device(self, values: Mapping[Node, Any]) -> torch.device:
-        return next(v.device for n in self.graph.inputs if n is not None and isinstance(v := values[n], Tensor))
+        given = (mean_of(values[n]) for n in self.graph.inputs if n is not None)
+        return next(v.device for v in given if isinstance(v, Tensor))
 
     def _mask(
         self, node: Node, values: Mapping[Node, Any], sizes: Mapping[str, int], count: int, random: MaskSource
@@ -181,6 +266,18 @@ class MaskSource:
         kept = torch.from_numpy(drawn.copy()).reshape(shape) >= (threshold if threshold.ndim else int(threshold))
         scale = 1 / (1 - dropped * 2.0**-bits)
         return kept.to(dtype).mul_(scale.to(dtype) if scale.ndim else float(scale))
+
+
+def _drawn_input(value: Value, count: int, random: MaskSource) -> Tensor:
+    """Draws of an uncertain input, (count, *shape)."""
+    mean = value.mean
+    drawn = mean.expand(count, *mean.shape)
+    if value.diag is not None:
+        drawn = drawn + value.diag.clamp_min(0).sqrt() * random.normal((count, *mean.shape), mean.dtype)
+    if value.factor is not None:
+        z = random.normal((count, *value.factor.shape[:2]), mean.dtype)
+        drawn = drawn + torch.einsum("nkb,kb...->nb...", z, value.factor)
+    return drawn
 
 
 def _rounding(rate: Tensor, bits: int) -> Tensor:

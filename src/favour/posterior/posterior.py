@@ -39,6 +39,8 @@ class Posterior:
             `Diagonal(tensor)`, the variances of a mean-field posterior.
         latents: Parameter name to a factor (K, *shape): the part that is correlated across layers.
         means: Parameter name to a tensor that replaces the model's own value as the mean.
+        linearised: It is of the network linearised at the means, as Laplace's is: `favour.compile` then takes
+            `method="linearised"` unless told of another method.
 
     Example:
         >>> model = nn.Linear(3, 2)
@@ -56,7 +58,9 @@ class Posterior:
         *,
         latents: Mapping[str, Tensor] | None = None,
         means: Mapping[str, Tensor] | None = None,
+        linearised: bool = False,
     ) -> None:
+        self.linearised = linearised
         self._gaussians: dict[Key, Gaussian] = {}
         self._keys: dict[str, Key] = {}
         for key, value in gaussians.items():
@@ -299,9 +303,8 @@ class Posterior:
             )
         latents = {name: _pad(factor, 0, other.latent_rank) for name, factor in self._latents.items()}
         latents |= {name: _pad(factor, self.latent_rank, 0) for name, factor in other._latents.items()}
-        return Posterior(
-            {**self._gaussians, **other._gaussians}, latents=latents, means={**self._means, **other._means}
-        )
+        gaussians, means = {**self._gaussians, **other._gaussians}, {**self._means, **other._means}
+        return Posterior(gaussians, latents=latents, means=means, linearised=self.linearised or other.linearised)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Posterior:
         """A copy with every tensor on `device` with `dtype`; None leaves either as it is."""
@@ -309,6 +312,7 @@ class Posterior:
             {key: gaussian.to(device, dtype) for key, gaussian in self._gaussians.items()},
             latents={name: factor.to(device=device, dtype=dtype) for name, factor in self._latents.items()},
             means={name: mean.to(device=device, dtype=dtype) for name, mean in self._means.items()},
+            linearised=self.linearised,
         )
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -323,12 +327,8 @@ class Posterior:
             entries.append({"names": list(_members(key)), "kind": kind, **gaussian.settings()})
         tensors |= {f"latents.{index}": factor for index, factor in enumerate(self._latents.values())}
         tensors |= {f"means.{index}": mean for index, mean in enumerate(self._means.values())}
-        description = {
-            "format": _FORMAT,
-            "gaussians": entries,
-            "latents": list(self._latents),
-            "means": list(self._means),
-        }
+        description = {"format": _FORMAT, "gaussians": entries, "latents": list(self._latents)}
+        description |= {"means": list(self._means), "linearised": self.linearised}
         copies = {k: t.detach().clone(memory_format=torch.contiguous_format) for k, t in tensors.items()}
         return copies, description
 
@@ -357,7 +357,7 @@ class Posterior:
             raise CorruptFile(
                 f"posterior state is incomplete or malformed ({error}); it must come from `Posterior.state()`."
             ) from error
-        return cls(gaussians, latents=latents, means=means)
+        return cls(gaussians, latents=latents, means=means, linearised=bool(description.get("linearised")))
 
     def __repr__(self) -> str:
         parts = [f"{_label(key)}: {gaussian!r}" for key, gaussian in self._gaussians.items()]

@@ -16,7 +16,7 @@ from favour.graph.capture import capture, split_example
 from favour.graph.dynamic import Dynamic
 from favour.graph.node import Node
 from favour.inspect.selfcheck import self_check, warn_of, warn_of_silence
-from favour.methods import DPLR, Adjoint, Method, Numerics
+from favour.methods import DPLR, Adjoint, Auto, Linearised, Method, Numerics
 from favour.methods.cost import output_entries
 from favour.methods.keywords import method_of
 from favour.passes.plan.steps import configure, truncate
@@ -57,9 +57,10 @@ def compile(
     Args:
         model: Any module `torch.export` can take. Never modified.
         example: A tensor, a tuple of arguments or a dict of keyword arguments, of any batch size.
-        method: `"adjoint"`, `"dplr"`, `"full"`, `"diag"` or `"auto"`; or an object of `favour.methods`, which has its
-            parameters, so that of the keywords below `effort`, `rank`, `iterations`, `weight_rank`, `directions`,
-            `start`, `secant`, `pairs` and `task` are refused beside it.
+        method: `"adjoint"`, `"dplr"`, `"full"`, `"diag"`, `"linearised"`, `"sampling"` or `"auto"`; or an object of
+            `favour.methods`, which has its parameters, so that of the keywords below `effort`, `rank`, `iterations`,
+            `weight_rank`, `directions`, `start`, `secant`, `pairs` and `task` are refused beside it. `"auto"` by itself
+            takes `"linearised"` where the posterior is of a linearised network, as Laplace's are.
         effort: What the reverse sweep takes where `secant` and `pairs` do not say: `"fast"`, tangents; `"balanced"`,
             secants where `"auto"` predicts them to be cheap; `"best"`, secants and 16 groups of pairs.
         rank: Of the low-rank part that forward sweeps keep; None for the method's default.
@@ -127,6 +128,9 @@ def compile(
         pairs=pairs,
         task=task,
     )
+    given = Posterior.wrap(posterior)
+    if given.linearised and isinstance(asked, Auto) and not asked.asked():
+        asked = Linearised()
     numerics = Numerics(activation, precision, seed, memory)
     numerics.validate()
     asked.validate(numerics)
@@ -136,7 +140,6 @@ def compile(
         graph = configure(capture(model, example, dynamic=dynamic, batched=batched), dropout)
         if at is not None:
             graph = truncate(graph, at)
-        given = Posterior.wrap(posterior)
         tensors = named_tensors(model)
         given.validate(tensors)
         predictor = Predictor(graph, asked, matched(given, tensors), model, numerics)

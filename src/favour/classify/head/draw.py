@@ -73,6 +73,8 @@ def sampled(
         raise InvalidValue(f"`draws` belongs to the head; estimator={estimator!r} makes none.")
     if estimator not in ("auto", "head"):
         return None
+    if not predict.method.fixed:
+        return _drawn(predict, args, kwargs, n)
     head = find_head(predict)
     asked = estimator == "head" or n is not None
     worthwhile = head is not None and (bool(head.for_scores) if scored else head.worthwhile)
@@ -136,7 +138,10 @@ def _joined(parts: list[Tensor], axis: int) -> Tensor:
 
 
 def _drawn(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | None) -> Iterator[Tensor]:
-    """Draws (b, C, n), by slices of the batch."""
+    """Draws (b, C, n), by slices of the batch: of the method, where it makes some, else of the head."""
+    if not predict.method.fixed:
+        yield from _of_method(predict, args, kwargs, n)
+        return
     head = find_head(predict, n)
     if head is None:
         raise UnsupportedOperation(
@@ -165,6 +170,19 @@ def _drawn(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | 
             belief_there = belief if some is None else belief[some]
             d, bias = _tail(head, few, variances, at, belief_there)
             yield weighed(d, bias, belief_there, weight_of(head.outer) if own else 1.0)
+
+
+def _of_method(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | None) -> Iterator[Tensor]:
+    leaves = predict._leaves(args, kwargs)
+    predict.follow()
+    check_inputs(predict.graph, leaves)
+    posterior = predict.posterior()
+    for part in slices(predict, leaves, posterior):
+        bound, method = predict._bound(part, posterior)
+        made = method.draws(bound, n)
+        if made is None or made.ndim != 3:
+            raise UnsupportedOperation("draws are of class scores, one output (B, C) of the network.")
+        yield made.permute(1, 2, 0)
 
 
 def _blocks(head: Head, belief: Belief) -> list[slice] | list[None]:

@@ -107,6 +107,8 @@ def find_head(predict: Predictor, n: int | None = None) -> Head | None:
         predict: The predictor.
         n: At least so many draws, instead of what a forward pass affords. Where it begins does not change.
     """
+    if predict.method.unchecked():  # its law is not that of draws of the last layers
+        return None
     known = predict._heads
     if not known or known[0] is not predict.graph:
         if torch.compiler.is_compiling():
