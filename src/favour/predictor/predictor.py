@@ -512,7 +512,7 @@ class Predictor(nn.Module):
 
         Example:
             >>> import favour
-            >>> model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 1))
+            >>> model = nn.Sequential(nn.Dropout(0.2), nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
             >>> [o.exactness for o in favour.compile(model, torch.randn(4, 3)).explain().operations]
             ['exact', 'moment-matched', 'exact']
         """
