@@ -504,7 +504,7 @@ def test_inputs_of_another_kind_are_refused() -> None:
     predict = favour.compile(Inputs(), {"x": torch.randn(2, 4), "mask": torch.rand(2, 4) < 0.5})
     with pytest.raises(favour.errors.InvalidType, match="bool"):
         predict(x=torch.randn(2, 4), mask=torch.ones(2, 4))
-    with pytest.raises(favour.errors.InvalidType, match="structure"):
+    with pytest.raises(favour.errors.InvalidType, match="`x` is missing"):
         predict(torch.randn(2, 4), mask=torch.rand(2, 4) < 0.5)
     with pytest.raises(favour.errors.InvalidType, match="NoneType"):
         predict(x=torch.randn(2, 4), mask=None)
