@@ -678,6 +678,7 @@ def through_torch(value):
 WAYS = {"pickle": through_pickle, "torch.save": through_torch, "copy": copy.deepcopy}
 
 
+@pytest.mark.filterwarnings("ignore::favour.errors.PickledPredictor")
 @pytest.mark.parametrize("way", WAYS)
 def test_predictors_and_beliefs_are_copied(way, predict):
     x = inputs()
