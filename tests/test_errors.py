@@ -17,6 +17,7 @@ VALUE = (favour.errors.InvalidValue, ValueError)
 SHAPE = (favour.errors.ShapeMismatch, ValueError)
 TYPE = (favour.errors.InvalidType, TypeError)
 NAME = (favour.errors.UnknownName, KeyError)
+BUILTINS = (ValueError, TypeError, RuntimeError, ImportError, ArithmeticError)
 
 
 def mlp() -> nn.Sequential:
@@ -274,7 +275,7 @@ def test_every_error_is_a_favour_error_and_a_builtin() -> None:
     for name in dir(favour.errors):
         kind = getattr(favour.errors, name)
         if isinstance(kind, type) and issubclass(kind, FavourError) and kind is not FavourError:
-            assert any(issubclass(kind, b) for b in (ValueError, TypeError, RuntimeError, ImportError)), name
+            assert any(issubclass(kind, b) for b in BUILTINS), name
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", favour.errors.DeprecatedName)
                 assert getattr(favour, name) is kind

@@ -314,7 +314,7 @@ class Predictor(nn.Module):
             >>> import favour
             >>> model = nn.Sequential(nn.Dropout(0.2), nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
             >>> [o.exactness for o in favour.compile(model, torch.randn(4, 3)).explain().operations]
-            ['exact', 'moment-matched', 'exact']
+            ['exact', 'exact', 'moment-matched', 'exact']
         """
         program = self.program
         self.follow()
