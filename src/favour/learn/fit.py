@@ -171,8 +171,8 @@ def _schedule(
     step_sizes = _step_sizes(lr, LR_AFTER if after else LR)
     if not after or kl_weight is not None:
         last, rise = 1.0 if kl_weight is None else float(kl_weight), WARM_UP * epochs if "means" in learner.learn else 1
-        weights = [last * min(1.0, (i + 1) / max(1.0, rise)) ** 2 for i in range(epochs)]
-        return Schedule(weights, (rows.steps,) * epochs, step_sizes, False, patience)
+        rising = [last * min(1.0, (i + 1) / max(1.0, rise)) ** 2 for i in range(epochs)]
+        return Schedule(rising, (rows.steps,) * epochs, step_sizes, False, patience)
     if not rows.held:
         raise InvalidValue(
             "with fixed means the weight of the divergence is chosen on held-out rows, and there are none: give "
