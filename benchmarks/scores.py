@@ -193,6 +193,7 @@ def network(name: str, data: str | None) -> dict[str, Any]:
         head = find_head(predict)
         estimators: dict[str, Callable[[Tensor], Tensor]] = {
             "lemma": lambda t: scores.jsd(predict(t), estimator="lemma"),
+            "nodes": lambda t: scores.jsd(predict(t), estimator="nodes"),
             "scores.jsd": lambda t: scores.jsd(predict(t)),
             "predict.jsd": predict.jsd,
         }

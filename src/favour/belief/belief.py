@@ -12,8 +12,7 @@ The first dimension of the mean is the batch, B; the others are the event, n ele
 Σ may be singular, down to zero. Moments, samples, intervals and linear maps never mind; whatever needs a
 density raises `NoDensity` and says which rows have none.
 
-Beliefs and covariances are pytree nodes, so they go in and out of `torch.compile` and `torch.export`.
-Arguments are checked in eager code only.
+Beliefs and covariances are pytree nodes, in and out of `torch.compile` and `torch.export`. Only eager code checks.
 """
 
 from __future__ import annotations
@@ -41,6 +40,7 @@ from favour.belief.covariance import (
     square_root,
 )
 from favour.belief.distributions import distribution
+from favour.belief.origin import kept
 from favour.errors import ShapeMismatch, UnsupportedOperation
 
 __all__ = ["Belief", "ConfidenceRegion", "chi_square_quantile"]
@@ -355,11 +355,12 @@ class Belief:
     def __getitem__(self, rows: int | slice | Tensor | Sequence[int]) -> Belief:
         """Selects batch rows by int (keeps a batch of one), slice, index tensor or array, mask or list."""
         rows = chosen(rows, self.batch_size, self.device)
-        return Belief(self.mean[rows], covariance=self.covariance[rows], validate=False)
+        return kept(Belief(self.mean[rows], covariance=self.covariance[rows], validate=False), self, rows)
 
     def to(self, *args: Any, **kwargs: Any) -> Belief:
         """`torch.Tensor.to` on mean and covariance: device and/or floating-point dtype."""
-        return Belief(self.mean.to(*args, **kwargs), covariance=self.covariance.to(*args, **kwargs), validate=False)
+        mean, covariance = self.mean.to(*args, **kwargs), self.covariance.to(*args, **kwargs)
+        return kept(Belief(mean, covariance=covariance, validate=False), self)
 
     def cpu(self) -> Belief:
         """Moves to the CPU."""
@@ -367,7 +368,7 @@ class Belief:
 
     def detach(self) -> Belief:
         """Detaches from the autograd graph."""
-        return Belief(self.mean.detach(), covariance=self.covariance.detach(), validate=False)
+        return kept(Belief(self.mean.detach(), covariance=self.covariance.detach(), validate=False), self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Belief:
         """A belief with tensors of its own; those that were computed with gradients stay part of that computation."""

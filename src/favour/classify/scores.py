@@ -28,6 +28,7 @@ from torch import Tensor
 
 from favour.belief import Belief
 from favour.belief.covariance import check_finite, square_root
+from favour.belief.origin import origin_of
 from favour.classify.divergence import by_nodes, lemma, spread
 from favour.classify.predictive import NODES, node_outputs
 from favour.classify.simplex import between_zero_and_one, look_normalised, sums_to_one
@@ -46,7 +47,7 @@ class EntropySplit(NamedTuple):
     epistemic: Tensor
 
 
-def jsd(source: Source, n: int | None = None, *, estimator: str = "nodes", nodes: int = NODES) -> Tensor:
+def jsd(source: Source, n: int | None = None, *, estimator: str = "auto", nodes: int = NODES) -> Tensor:
     """The Jensen–Shannon divergence of the class probabilities, (B,): H(E p) − E H(p), between 0 and log C.
 
     Args:
@@ -54,7 +55,9 @@ def jsd(source: Source, n: int | None = None, *, estimator: str = "nodes", nodes
             paper's equation does, which is (1 − 1/n) of its limit in expectation.
         n: For a belief, multiply by 1 − 1/n: what n draws would give. None for the limit of many.
         estimator: For a belief, `"nodes"` (that of the Gaussian, however wide), or `"lemma"` (the paper's closed form
-            for small covariances, not bounded, several times cheaper).
+            for small covariances, not bounded, several times cheaper). By default `Predictor.jsd` where the belief
+            is a predictor's own, or rows of it, its network has last layers to draw from, and neither weights nor
+            inputs have changed since; else the nodes.
         nodes: Number of nodes of the former, even. The work is O(N C (rank + 1)) for each input.
 
     Warns:
@@ -67,8 +70,8 @@ def jsd(source: Source, n: int | None = None, *, estimator: str = "nodes", nodes
         >>> jsd(belief, n=2)
         tensor([0.0017])
     """
-    if estimator not in ("lemma", "nodes"):
-        raise InvalidValue(f"`estimator` is {estimator!r}; choose 'nodes' or 'lemma'.")
+    if estimator not in ("auto", "lemma", "nodes"):
+        raise InvalidValue(f"`estimator` is {estimator!r}; choose 'auto', 'nodes' or 'lemma'.")
     if n is not None and n < 1:
         raise InvalidValue(f"`n` is {n}; at least one draw is required.")
     if nodes < 2 or nodes % 2:
@@ -78,7 +81,10 @@ def jsd(source: Source, n: int | None = None, *, estimator: str = "nodes", nodes
         if n is not None:
             raise InvalidValue("`n` belongs to a belief; draws (n, B, C) have their number in their shape.")
         return _of_draws(source, _epistemic)
-    value = _lemma(source) if estimator == "lemma" else by_nodes(source, nodes)
+    value = _lemma(source) if estimator == "lemma" else None
+    if estimator == "auto" and (origin := origin_of(source)) is not None:
+        value = origin.divergence()
+    value = by_nodes(source, nodes) if value is None else value
     return value if n is None else value * (1 - 1 / n)
 
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from favour.belief import intervals
 from favour.belief.joint import Joint
 from favour.classify import classes
-from favour.classify.head import find_head
+from favour.classify.head import find_head, remember_call
 from favour.errors import computing
 from favour.graph.node import Graph, Node
 from favour.inspect import describe
@@ -136,6 +136,8 @@ class Predictor(nn.Module):
 
     def _answer(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         beliefs = self.program.run(self.program.inputs(args, kwargs))
+        if len(beliefs) == 1:
+            remember_call(self, args, kwargs, beliefs[0])
         return pytree.tree_unflatten(beliefs, self.graph.out_spec)
 
     @accepts_arrays

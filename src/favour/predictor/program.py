@@ -88,6 +88,7 @@ class Program:
         self._cache: dict[tuple[str, str], Cached] = {}
         self._kept: dict[str, Any] = {}  # what was made of the graph, by what it is
         self._watch = Watch()
+        self.changes = 0  # of tensors' values, counted
         self._keywords: list[str] = list(pytree.tree_unflatten([None] * graph.in_spec.num_leaves, graph.in_spec)[1])
 
     # ------------------------------------------------------------------- running
@@ -276,6 +277,7 @@ class Program:
     def forget(self) -> None:
         """Drop everything that was derived from the values of tensors."""
         self._cache.clear()
+        self.changes += 1
         self._watch.forget()
         for kept in self._kept.values():
             if hasattr(kept, "forget"):

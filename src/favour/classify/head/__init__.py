@@ -23,7 +23,17 @@ batch: with up to 64 inputs the draws take about as long as a forward pass of a 
 benchmarks/decisions.py), with 500 less (.6). Compiled code is near the count at every batch.
 """
 
-from favour.classify.head.draw import disagreement, divergence, draws, probabilities, sampled
+from favour.classify.head.draw import disagreement, divergence, draws, probabilities, remember_call, sampled
 from favour.classify.head.find import DRAWS, Head, find_head
 
-__all__ = ["DRAWS", "Head", "disagreement", "divergence", "draws", "find_head", "probabilities", "sampled"]
+__all__ = [
+    "DRAWS",
+    "Head",
+    "disagreement",
+    "divergence",
+    "draws",
+    "find_head",
+    "probabilities",
+    "remember_call",
+    "sampled",
+]

@@ -15,13 +15,14 @@ from torch.utils import _pytree as pytree
 
 from favour.belief import Belief
 from favour.belief.covariance import square_root
+from favour.belief.origin import Origin, remember
 from favour.classify import predictive, scores
 from favour.classify.head.find import DRAWS, Head, find_head
 from favour.classify.head.masked import FEWEST, MaskedLinear
 from favour.classify.head.match import weighed, weight_of
 from favour.classify.head.tables import tables
 from favour.classify.simplex import GIVEN
-from favour.errors import InvalidValue, UnsupportedOperation
+from favour.errors import FavourError, InvalidValue, UnsupportedOperation
 from favour.graph.interpreter import call, interpret
 from favour.graph.node import Node
 from favour.posterior import Posterior
@@ -106,6 +107,26 @@ def divergence(
         )
     _check_classes(tuple(belief.event_shape), kind)
     return scores.jsd(scores.logits(belief), estimator="nodes" if estimator == "auto" else estimator)
+
+
+def remember_call(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], belief: Any) -> None:
+    """Leave with a belief over logits how to ask the head for its divergence, where the head's draws are affordable."""
+    if torch.compiler.is_compiling() or not isinstance(belief, Belief) or len(belief.event_shape) != 1:
+        return
+    head = find_head(predict) if predict.method.fixed else None
+    if head is None or not head.for_scores or belief.event_shape[0] < 2 or _uncertain(args, kwargs):
+        return
+    tensors = [t for t in pytree.tree_leaves((args, dict(kwargs))) if isinstance(t, Tensor) and not t.is_inference()]
+    changes, versions = predict.program.changes, [t._version for t in tensors]
+
+    def unchanged() -> bool:
+        try:
+            predict.follow()
+        except FavourError:  # a stale one, say
+            return False
+        return predict.program.changes == changes and [t._version for t in tensors] == versions
+
+    remember(belief, Origin(lambda: divergence(predict, args, kwargs, None, "head", head.for_scores), unchanged))
 
 
 def disagreement(z: Tensor) -> Tensor:
