@@ -58,7 +58,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 # Settings whose maps and noises are looked at: those of all sweeps are among them.
-LOOKED_AT = ("secants", "marginals of rank 3")
+LOOKED_AT = ("auto", "secants", "marginals of rank 3")
 
 
 def predictors(graph: Graph, model: nn.Module) -> dict[str, Predictor]:
@@ -74,7 +74,9 @@ def predictors(graph: Graph, model: nn.Module) -> dict[str, Predictor]:
 def broken(predictors: dict[str, Predictor], args: tuple[Any, ...], number: int) -> dict[str, list[str]]:
     """Violations by setting. Two rows are tried alone: other ones for other settings and networks."""
     found = {}
-    for i, (setting, predict) in enumerate(predictors.items(), number):
+    methods = {repr(predict.method): setting for setting, predict in reversed(predictors.items())}
+    for i, setting in enumerate(methods.values(), number):  # what `auto` chose may be asked for by name, too
+        predict = predictors[setting]
         told = violations(predict, *args, lone={i % len(args[0]), (i + 2) % len(args[0])})
         if setting in LOOKED_AT:
             told += broken_rules(predict, *args)
