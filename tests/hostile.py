@@ -27,6 +27,7 @@ from favour.methods.keywords import method_of
 from favour.passes.plan.steps import configure
 from favour.posterior import Posterior
 from favour.predictor.predictor import Predictor
+from favour.predictor.program import Program
 from favour.rules.maxima import WITH_INDICES
 
 aten = torch.ops.aten
@@ -211,7 +212,7 @@ class Probe:
         """Over the graph, with one of `OPTIONS`."""
         asked = method_of(**OPTIONS[option])
         asked.validate(Numerics())
-        return Predictor(configure(self.graph, None), asked, Posterior.wrap(None), nn.Module())
+        return Predictor(Program(configure(self.graph, None), asked, Posterior.wrap(None), nn.Module()))
 
     def samples(self, n: int) -> list[Tensor]:
         """(n, rows, *event) of every output, by the network itself."""

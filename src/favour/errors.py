@@ -7,6 +7,35 @@ So `except favour.FavourError` catches all of them, and code that already expect
 import contextlib
 from collections.abc import Iterator
 
+__all__ = [
+    "AmbiguousOutputs",
+    "CaptureError",
+    "ChangedModel",
+    "CorruptFile",
+    "DeprecatedName",
+    "DivergedFit",
+    "FailedPrediction",
+    "FavourError",
+    "FavourWarning",
+    "InvalidType",
+    "InvalidValue",
+    "MissingExtra",
+    "NoDensity",
+    "NotCalibrated",
+    "NothingUncertain",
+    "OutOfRange",
+    "PickledPredictor",
+    "ReducedCovariance",
+    "ShapeMismatch",
+    "SilencedDropout",
+    "StalePredictor",
+    "UncheckedFile",
+    "UnknownName",
+    "UnsupportedOperation",
+    "UntrustedBelief",
+    "computing",
+]
+
 
 class FavourError(Exception):
     """The root of Favour's errors."""

@@ -7,6 +7,8 @@ from types import ModuleType
 
 from favour.errors import MissingExtra
 
+__all__ = ["require"]
+
 
 def require(module: str, extra: str) -> ModuleType:
     """Import an optional module, or raise `MissingExtra` naming the extra that installs it.

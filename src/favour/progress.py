@@ -13,6 +13,8 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
+__all__ = ["INTERVAL", "PATIENCE", "Bar", "Progress"]
+
 PATIENCE = 2.0  # seconds
 INTERVAL = 0.25
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from favour.errors import CorruptFile, FavourError, InvalidValue
+from favour.errors import CorruptFile, FavourError, InvalidValue, PickledPredictor
 from favour.graph.graph_io import (
     graph_from_json,
     graph_to_json,
@@ -31,6 +32,9 @@ from favour.graph.rehearsal import rehearse
 from favour.methods.keywords import read, written
 from favour.posterior import Posterior
 from favour.predictor.predictor import Predictor
+from favour.predictor.program import Program
+
+__all__ = ["from_bytes", "load", "pickled", "save", "to_bytes"]
 
 
 def save(predictor: Predictor, path: str | os.PathLike[str]) -> None:
@@ -43,6 +47,19 @@ def to_bytes(predictor: Predictor) -> bytes:
     file = io.BytesIO()
     write_content(file, _content(predictor))
     return file.getvalue()
+
+
+def pickled(predictor: Predictor, protocol: Any) -> tuple[Any, ...]:
+    """What pickle writes: how to make the predictor again, of what, and the rest of its state."""
+    if protocol == 2:  # torch.save's own, which pickle itself has not used since Python 3.0
+        warnings.warn(
+            "torch.save writes a pickle, which `torch.load` refuses by default and which can hold code; "
+            "`predict.save(path)` and `favour.load(path)` keep the whole predictor without.",
+            PickledPredictor,
+            stacklevel=5,
+        )
+    rest = {"checked": predictor.checked, "training": predictor.training}
+    return from_bytes, (to_bytes(predictor), str(predictor.device)), rest
 
 
 def from_bytes(content: bytes, device: str = "cpu") -> Predictor:
@@ -79,8 +96,8 @@ def _content(predictor: Predictor) -> dict[str, Any]:
         "arguments": arguments,
         "settings_tensors": settings_tensors,
         "posterior_tensors": posterior_tensors,
-        "starts": dict(predictor._starts),
-        "sizes": dict(predictor._sizes),
+        "starts": dict(predictor.program.starts),
+        "sizes": dict(predictor.program.sizes),
     }
 
 
@@ -94,7 +111,7 @@ def _predictor(content: Mapping[str, Any], name: str) -> Predictor:
         numerics.validate()
         posterior = Posterior.from_state(_tensors(content, "posterior_tensors"), json.loads(content["posterior"]))
         sizes = {str(k): int(v) for k, v in content.get("sizes", {}).items()}
-        predictor = Predictor(graph, method, posterior, None, numerics)
+        predictor = Predictor(Program(graph, method, posterior, None, numerics))
         for key, tensor in store.items():
             trained = content["parameters"].get(key)
             predictor.store.put(
@@ -103,8 +120,8 @@ def _predictor(content: Mapping[str, Any], name: str) -> Predictor:
         held = {n: predictor.store.take(_key(n)) for n in graph.nodes if n.kind in ("parameter", "buffer", "constant")}
         rehearse(graph, {node.name: tensor for node, tensor in held.items()}, sizes)
         _check_values(graph, held, posterior)
-        predictor._starts = _tensors(content, "starts")
-        predictor._sizes, predictor.file = sizes, name
+        predictor.program.starts, predictor.program.sizes = _tensors(content, "starts"), sizes
+        predictor.file = name
         predictor.prepare()
     except Exception as error:
         words = str(error) if isinstance(error, FavourError) else f"{type(error).__name__}: {error}"

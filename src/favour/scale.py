@@ -39,6 +39,8 @@ from favour.rating.reading import from_table
 from favour.rating.sources import Data, Unit, is_numeric
 from favour.rating.store import Store
 
+__all__ = ["BLOCKS", "EXAMPLE_ROWS", "RowWorker", "UnitWorker", "rate"]
+
 BLOCKS = 10_000  # of units, at most: Ray keeps track of each
 EXAMPLE_ROWS = 64
 

@@ -6,7 +6,15 @@ from pathlib import Path
 import favour
 
 ROOT = Path(__file__).parents[2]
-PUBLIC = {"favour.errors", "favour.metrics", "favour.nn", "favour.pages", "favour.plots", "favour.scores"}
+PUBLIC = {
+    "favour.errors",
+    "favour.losses",
+    "favour.metrics",
+    "favour.nn",
+    "favour.pages",
+    "favour.plots",
+    "favour.scores",
+}
 
 
 def imported(path: Path) -> set[str]:

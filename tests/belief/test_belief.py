@@ -114,7 +114,7 @@ def test_sample_covariance(cov):
 
 @structure
 def test_rsample_gradients(cov):
-    belief = Belief(normal(1, 3, 4).requires_grad_(), covariance=cov._map(lambda t, _: t.clone().requires_grad_()))
+    belief = Belief(normal(1, 3, 4).requires_grad_(), covariance=cov.mapped(lambda t, _: t.clone().requires_grad_()))
     generator = torch.Generator().manual_seed(0)
     leaves = pytree.tree_leaves(belief)
     grads = torch.autograd.grad(belief.rsample((5,), generator).square().sum(), leaves)
@@ -196,7 +196,7 @@ def test_rows(cov):
 
 @structure
 def test_to_and_detach(cov):
-    belief = Belief(normal(1, 3, 4), covariance=cov._map(lambda t, _: t.clone().requires_grad_()))
+    belief = Belief(normal(1, 3, 4), covariance=cov.mapped(lambda t, _: t.clone().requires_grad_()))
     assert not any(leaf.requires_grad for leaf in pytree.tree_leaves(belief.detach()))
     half = belief.with_noise(1.0).to(torch.bfloat16)
     assert {leaf.dtype for leaf in pytree.tree_leaves(half)} == {torch.bfloat16}

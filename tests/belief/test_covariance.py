@@ -192,7 +192,7 @@ def test_rows_dtype_detach_pytree(cov, dense):
 def test_gradients_exist(cov, dense):
     """Solves, log-determinants and draws are differentiable, also with zero variances."""
     del dense
-    live = cov._map(lambda t, _: t.clone().requires_grad_())
+    live = cov.mapped(lambda t, _: t.clone().requires_grad_())
     quadratic, logdet = live.density_terms(vectors(cov))
     value = quadratic.sum() + logdet.sum() + live.root_matmul(vectors(cov)).sum()
     value = value + live.draw((2,), torch.Generator().manual_seed(0)).sum()

@@ -316,7 +316,7 @@ def test_random_inner_layer_is_drawn_by_its_outputs():
     x = torch.randn(20, 4, dtype=torch.float64)
     predict = favour.compile(model, x)
     head = find_head(predict)
-    assert inner is predict._linked[0][3] and any(n.module == "3" for n in head.normals)
+    assert inner is predict.program.link.model[3] and any(n.module == "3" for n in head.normals)
     exact = predict.sample(x, n=20_000, generator=torch.Generator().manual_seed(0)).softmax(-1).mean(0)
     assert (predict.probabilities(x, estimator="head") - exact).abs().mean() < 0.01
 

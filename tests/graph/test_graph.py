@@ -507,17 +507,17 @@ def test_capture_unsupported_operation_before_the_noise_is_fine() -> None:
     close(favour.compile(Early(), x)(x).mean, torch.trapezoid(x).unsqueeze(1), 1e-6)
 
 
-def test_capture_refuses_the_users_own_randomness() -> None:
+def test_numbers_drawn_once_for_all_inputs_are_a_source_of_each() -> None:
     class Noisy(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x + torch.randn_like(x) + torch.rand(3)
 
-    with pytest.raises(
-        favour.errors.UnsupportedOperation, match=r"randn_like.*random numbers(.|\n)*aten.rand\.default"
-    ):
-        favour.compile(Noisy(), torch.randn(2, 3))
-    with pytest.raises(favour.errors.UnsupportedOperation, match=r"randn_like"):
-        favour.sample(Noisy(), torch.randn(2, 3), 2)
+    x = torch.randn(2, 3)
+    belief = favour.compile(Noisy(), x)(x)
+    torch.testing.assert_close(belief.mean, x + 0.5)
+    torch.testing.assert_close(belief.variance, torch.full_like(x, 1 + 1 / 12))
+    draws = favour.sample(Noisy(), x, 4000)
+    assert (draws.var(0) - belief.variance).abs().max() < 6 * (2 / 4000) ** 0.5 * 13 / 12
 
 
 def test_capture_recurrent_layer_before_the_noise() -> None:

@@ -375,7 +375,7 @@ def test_affine_chain_is_not_fused_and_exact() -> None:
     belief, covariance = spread()
     predict = favour.compile(Code(code), belief.mean, method="full")
     result = predict(belief)
-    assert not any(isinstance(s.node, FusedNode) for plan in predict._plans.values() for s in plan.steps)
+    assert not any(isinstance(s.node, FusedNode) for plan, _ in predict.program.plans.values() for s in plan.steps)
     torch.testing.assert_close(result.mean, code(belief.mean), rtol=1e-14, atol=1e-14)
     torch.testing.assert_close(result.covariance_matrix, 6.25 * covariance, rtol=1e-13, atol=1e-13)
 
@@ -383,7 +383,7 @@ def test_affine_chain_is_not_fused_and_exact() -> None:
 def test_single_activation_is_not_fused() -> None:
     predict = favour.compile(Code(lambda x: 2 * torch.relu(x + 1)), torch.randn(2, 3))
     predict(Belief(torch.zeros(2, 3), diag=torch.ones(2, 3)))
-    assert not any(isinstance(s.node, FusedNode) for plan in predict._plans.values() for s in plan.steps)
+    assert not any(isinstance(s.node, FusedNode) for plan, _ in predict.program.plans.values() for s in plan.steps)
 
 
 def test_affine_code_before_the_fused_function_keeps_its_scale() -> None:

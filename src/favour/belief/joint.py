@@ -115,7 +115,8 @@ class Joint:
         """Joint log density, (batch,), of values in the structure of the model's output."""
         leaves, spec = pytree.tree_flatten(outputs)
         if spec != self._spec:
-            raise InvalidType(f"the outputs have structure {self._spec}, and `log_prob` was given {spec}.")
+            own = self._structured({part.leaf: torch.zeros(()) for part in self.parts})
+            raise InvalidType(f"the outputs are {_described(own)}, and `log_prob` was given {_described(outputs)}.")
         batch = self.belief.batch_size
         rows = []
         for part in self.parts:
@@ -151,6 +152,15 @@ class Joint:
     def __repr__(self) -> str:
         outputs = ", ".join(f"{p.name}: {p.shape}" for p in self.parts)
         return f"Joint({outputs}; {self.belief!r})"
+
+
+def _described(value: Any) -> str:
+    """What a nest of outputs is, for an error."""
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} of {', '.join(map(repr, value))}"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a {type(value).__name__}"
 
 
 def _marginal(covariance: Covariance, rows: slice, mean: Tensor) -> Covariance:

@@ -156,9 +156,9 @@ class ConformalSet:
     """
 
     def __init__(self, probabilities: Array, labels: Array, level: float = 0.9):
-        from favour.inspect.metrics import _checked
+        from favour.inspect.metrics import checked_labels
 
-        p, y = _checked(probabilities, labels)
+        p, y = checked_labels(probabilities, labels)
         self.level, self.classes = level, p.shape[1]
         self.threshold = _threshold(1 - p.gather(1, y[:, None]).squeeze(1), level).item()
 

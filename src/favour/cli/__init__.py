@@ -19,6 +19,8 @@ from typing import Annotated, get_args
 import favour
 from favour.errors import FavourError, InvalidValue, MissingExtra
 
+__all__ = ["COMMANDS", "GROUP", "STUDIES", "build", "main", "with_flags"]
+
 GROUP = "favour.commands"
 STUDIES = ("reproduce", "report", "bench")
 

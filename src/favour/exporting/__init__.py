@@ -26,7 +26,7 @@ from favour.exporting.module import (
     REGRESSION,
     Answer,
     Choices,
-    _base,
+    base_of,
     choose,
     dtype_name,
     example,
@@ -112,15 +112,15 @@ def export(
     with Progress(f"exporting to {os.path.basename(target)}") as progress, torch.no_grad():
         copy = private(predict)
         choices, belief = choose(copy, kind, level, noise, covariance, output)
-        lookups = find_lookups(_base(predict).graph)
+        lookups = find_lookups(base_of(predict).graph)
         answer = Answer(copy, choices, lookups)
-        inputs = input_ports(_base(copy), lookups)
+        inputs = input_ports(base_of(copy), lookups)
         described = _description(answer, inputs, belief.mean, labels)  # runs it once: what is kept must not be traced
         progress.stage("tracing")
         program = _traced(answer, form)
         progress.stage("writing")
         with replaced(target) as temporary:
-            write(program, temporary, described, dynamic_names(_base(copy)))
+            write(program, temporary, described, dynamic_names(base_of(copy)))
             if check:
                 progress.stage("checking")
                 _compare(answer, load_exported(temporary, threads=1), target)
@@ -138,7 +138,7 @@ def dynamic_names(predict: Predictor) -> list[dict[int, str]]:
 
 def _traced(answer: Answer, form: str) -> torch.export.ExportedProgram:
     """The exported graph, simplified; for ONNX in operations that it has."""
-    base = _base(answer.predict)
+    base = base_of(answer.predict)
     tensors = tuple(example(base, 3))
     dynamic, allowed = torch.export.Dim.DYNAMIC, torch.export.Dim.AUTO
     shapes = tuple({i: dynamic if i == 0 else allowed for i in table} for table in dynamic_names(base))
@@ -175,7 +175,7 @@ def _description(answer: Answer, inputs: Sequence[Port], mean: Tensor, labels: S
 
     choices = answer.choices
     with torch.no_grad():
-        named = answer(*example(_base(answer.predict), 2))
+        named = answer(*example(base_of(answer.predict), 2))
     classes = named["probabilities"].shape[-1] if choices.link is not None else None
     if labels is not None:
         labels = [str(label) for label in labels]
@@ -225,7 +225,7 @@ def _noted(choices: Choices, calibrated: bool) -> str:
 def _compare(answer: Answer, model: Exported, path: str) -> None:
     """Raise unless the file gives what the predictor gives."""
     for rows in _ROWS:
-        tensors = example(_base(answer.predict), rows)
+        tensors = example(base_of(answer.predict), rows)
         want = answer(*tensors)
         try:
             have = model(*tensors)

@@ -74,13 +74,13 @@ class Answer(nn.Module):
         named = self.answer(*tensors)
         if not self.lookups:
             return named
-        good = inside(self.lookups, known(_base(self.predict), tensors), tensors[0].shape[0])
+        good = inside(self.lookups, known(base_of(self.predict), tensors), tensors[0].shape[0])
         return {name: torch.where(good.reshape(-1, *[1] * (t.ndim - 1)), t, float("nan")) for name, t in named.items()}
 
     def answer(self, *tensors: Tensor) -> dict[str, Tensor]:
         """The outputs, in which rows that look for what no table has mean nothing."""
         choices = self.choices
-        args, kwargs = arguments(_base(self.predict), tensors)
+        args, kwargs = arguments(base_of(self.predict), tensors)
         belief = pytree.tree_leaves(self.predict(*args, **kwargs), is_leaf=_is_belief)[choices.output]
         if choices.link is None:
             belief = belief.with_noise(choices.noise)
@@ -101,7 +101,7 @@ class Answer(nn.Module):
         """The belief less the softmax or sigmoid that the output ends in; a calibrated one is without already."""
         if not self.choices.inside:
             return belief
-        answer = classes.classifier(_base(self.predict))(*args, **kwargs)
+        answer = classes.classifier(base_of(self.predict))(*args, **kwargs)
         return pytree.tree_leaves(answer, is_leaf=_is_belief)[self.choices.output]
 
     def _probabilities(self, logits: Belief, args: tuple, kwargs: dict[str, Any]) -> Tensor:
@@ -121,13 +121,13 @@ class Answer(nn.Module):
         return scores.jsd(scores.logits(logits))
 
 
-def _base(predict: Predictor | Calibrated) -> Predictor:
+def base_of(predict: Predictor | Calibrated) -> Predictor:
     return predict.predict if isinstance(predict, Calibrated) else predict
 
 
 def known(predict: Predictor, tensors: Sequence[Tensor]) -> dict[str, Any]:
     """Inputs, parameters and constants by the names of their nodes."""
-    return graph_values(predict.graph, predict.store, leaves(predict, tensors), predict.given)[0]
+    return graph_values(predict.graph, predict.store, leaves(predict, tensors), predict.program.given)[0]
 
 
 def _is_belief(t: Any) -> bool:
@@ -191,7 +191,8 @@ def example(predict: Predictor, rows: int) -> list[Tensor]:
     for node in input_nodes(predict):
         batch = node.shape[0] if node.shape and isinstance(node.shape[0], str) else None
         sizes = [
-            rows if s == batch else predict._sizes.get(s, 2) if isinstance(s, str) else s for s in node.shape or ()
+            rows if s == batch else predict.program.sizes.get(s, 2) if isinstance(s, str) else s
+            for s in node.shape or ()
         ]
         dtype = node.dtype or torch.float32
         made.append(
@@ -224,17 +225,9 @@ def private(predict: Predictor | Calibrated) -> Predictor | Calibrated:
             f"method={predict.method.name!r} makes random numbers, of which an exported graph has none; compile with "
             "method='adjoint', or 'auto', and export that."
         )
-    predict.follow()
-    store = {name.replace("/", "."): t.detach().cpu() for name, t in predict.store.state_dict().items()}
-    floats = next((t for t in store.values() if t.is_floating_point()), torch.zeros(()))
-    posterior = predict.posterior().to(device=torch.device("cpu"), dtype=floats.dtype)
     graph = guarded(predict.graph, find_lookups(predict.graph))
-    copy = Predictor(graph, predict.asked, posterior, None, replace(predict.numerics, memory=None))
-    for name, tensor in store.items():
-        copy.store.put(name, tensor)
-    copy._starts = {name: t.detach().cpu() for name, t in predict._starts.items()}
-    copy._sizes = dict(predict._sizes)
-    return copy
+    numerics = replace(predict.numerics, memory=None)
+    return Predictor(predict.program.clone(device="cpu", outputs=graph, numerics=numerics))
 
 
 def choose(
@@ -246,7 +239,7 @@ def choose(
     output: str | int | None,
 ) -> tuple[Choices, Belief]:
     """The user's choices, checked against what the predictor answers to an example."""
-    base = _base(predict)
+    base = base_of(predict)
     args, kwargs = arguments(base, example(base, 2))
     answer = predict(*args, **kwargs)
     index, belief = _output(answer, output)

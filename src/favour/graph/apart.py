@@ -93,24 +93,25 @@ def mixes_inputs(model: nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> bo
     """
     model.eval()
 
-    def first(t: Any) -> Any:
-        return t[:1] if isinstance(t, Tensor) and t.ndim and len(t) == 2 else t
+    def outputs(chosen: slice) -> list[Tensor]:
+        def few(t: Any) -> Any:
+            return t[chosen] if isinstance(t, Tensor) and t.ndim and len(t) == 2 else t
 
-    alone = pytree.tree_map(first, (args, dict(kwargs)))
+        some, named = pytree.tree_map(few, (args, dict(kwargs)))
+        return [t for t in pytree.tree_leaves(model(*some, **named)) if isinstance(t, Tensor)]
+
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
-            one, again, both = (
-                [t for t in pytree.tree_leaves(model(*a, **k)) if isinstance(t, Tensor)]
-                for a, k in (alone, alone, (args, dict(kwargs)))
-            )
+            first, again = outputs(slice(0, 1)), outputs(slice(0, 1))
+            second, both = outputs(slice(1, 2)), outputs(slice(0, 2))  # a recurrence's first step looks at no other
         except Exception:  # the model's own code, which may fail in any way
             return False
-    if len(one) != len(both) or not all(map(close, one, again)):
+    if not len(first) == len(second) == len(both) or not all(map(close, first, again)):
         return False
-    return not all(map(_within, one, both))
+    return not all(_within(a, c, 0) and _within(b, c, 1) for a, b, c in zip(first, second, both, strict=True))
 
 
-def _within(alone: Tensor, beside: Tensor) -> bool:
+def _within(alone: Tensor, beside: Tensor, index: int) -> bool:
     """Whether an output for one input is found in the output for two, in its place along some axis."""
     if not alone.is_floating_point():
         return True
@@ -120,4 +121,5 @@ def _within(alone: Tensor, beside: Tensor) -> bool:
     if alone.ndim != beside.ndim or len(axes) != 1 or beside.shape[axes[0]] != 2 * alone.shape[axes[0]]:
         return False
     count = torch.arange(alone.shape[axes[0]], device=beside.device)
-    return any(close(alone, beside.index_select(axes[0], chosen)) for chosen in (count, 2 * count))
+    ways = (count + index * len(count), 2 * count + index)  # the inputs outside, or inside
+    return any(close(alone, beside.index_select(axes[0], chosen)) for chosen in ways)

@@ -73,8 +73,8 @@ def capture(model: nn.Module, example: Any, *, dynamic: Dynamic = None, batched:
 def _of_batches(taking: Taking) -> Graph:
     try:
         graph = _normalised(*taking.export(max(taking.batch, 2)))
-    except (CaptureError, UnsupportedOperation):
-        if (one := _of_one_input(taking)) is None:
+    except (CaptureError, UnsupportedOperation) as error:
+        if (one := _of_one_input(taking, error)) is None:
             raise
         return one
     symbol = next((n.shape[0] for n in graph.inputs if n is not None and n.shape), None)
@@ -109,10 +109,10 @@ def _normalised(graph: Graph, views: dict[Node, Node]) -> Graph:
     return graph
 
 
-def _of_one_input(taking: Taking) -> Graph | None:
+def _of_one_input(taking: Taking, error: FavourError) -> Graph | None:
     """The model captured with one input, whose code then sees no symbolic batch at all, and mapped over the batch.
 
-    None where it cannot be captured so either.
+    None where it cannot be captured so either. `error` is why it could not be captured with many.
     """
     try:
         graph = _normalised(*taking.export(1))
@@ -125,7 +125,7 @@ def _of_one_input(taking: Taking) -> Graph | None:
             module.sampling = False  # type: ignore[assignment]
     args, kwargs = pytree.tree_unflatten(taking.tensors(2)[0], taking.in_spec)
     if mixes_inputs(clone, args, kwargs):
-        raise UnsupportedOperation(_MIXED.format(""))
+        raise error if isinstance(error, UnsupportedOperation) else UnsupportedOperation(_MIXED.format(""))
     return lift(graph, own, _unused(graph), batched=True)
 
 

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from favour.graph.interpreter import interpret, noiseless
-from favour.posterior import Posterior
-from favour.predictor.tensors import graph_values
 
 if TYPE_CHECKING:
     from favour.predictor.predictor import Predictor
@@ -46,8 +44,7 @@ class Cost:
 def measured(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], inputs: int) -> Cost:
     """Time a prediction and a forward pass of its graph, by turns."""
     graph = predict.graph
-    values, _ = graph_values(graph, predict.store, predict._leaves(args, kwargs), Posterior({}))
-    known = {node: values[node.name] for node in graph.nodes if node.kind != "call"}
+    known = predict.program.points(predict.program.leaves(args, kwargs))
 
     def forward() -> None:
         interpret(graph.calls, dict(known), noiseless)

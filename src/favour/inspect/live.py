@@ -18,7 +18,6 @@ from torch.utils import _pytree as pytree
 from favour.graph.apart import close, places
 from favour.graph.capture import copied_structure
 from favour.graph.example import without_caches
-from favour.predictor.plain import plain_outputs
 
 if TYPE_CHECKING:
     from favour.predictor.predictor import Predictor
@@ -34,7 +33,7 @@ def live_difference(predict: Predictor, args: tuple, kwargs: Mapping[str, Any]) 
     None also where there is nothing to compare with: no model (a loaded predictor), an inner output (`at`), or a model
     that draws random numbers in evaluation mode too.
     """
-    origin = predict._origin
+    origin = predict.program.origin
     if origin is None or origin.at is not None:
         return None
     clone = copied_structure(origin.model)
@@ -49,7 +48,7 @@ def live_difference(predict: Predictor, args: tuple, kwargs: Mapping[str, Any]) 
             return f"the model itself fails on these inputs: {type(error).__name__}: {str(error).splitlines()[0]}"
         if _gap(twice[0][0], twice[1][0]) is not None:
             return None
-        captured = plain_outputs(predict, predict._leaves(args, kwargs))
+        captured = predict.program.plain(predict.program.leaves(args, kwargs))
         if not predict.graph.batched:  # one event, with the axis of a batch
             captured = [c[0] if isinstance(c, Tensor) else c for c in captured]
     live, _ = twice[0]

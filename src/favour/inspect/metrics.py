@@ -53,7 +53,7 @@ def accuracy(probabilities: Array, labels: Array) -> float:
     >>> accuracy(torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([0, 0]))
     0.5
     """
-    p, y = _checked(probabilities, labels)
+    p, y = checked_labels(probabilities, labels)
     return (p.argmax(1) == y).double().mean().item()
 
 
@@ -67,7 +67,7 @@ def nll(probabilities: Array, labels: Array) -> float:
     >>> round(nll(torch.tensor([[0.5, 0.5]]), torch.tensor([1])), 4)
     0.6931
     """
-    p, y = _checked(probabilities, labels)
+    p, y = checked_labels(probabilities, labels)
     return -p.gather(1, y[:, None]).log().mean().item()
 
 
@@ -81,7 +81,7 @@ def brier(probabilities: Array, labels: Array) -> float:
     >>> brier(torch.tensor([[0.5, 0.5]]), torch.tensor([1]))
     0.5
     """
-    p, y = _checked(probabilities, labels)
+    p, y = checked_labels(probabilities, labels)
     hit = torch.nn.functional.one_hot(y, p.shape[1])  # (N, C)
     return (p - hit).square().sum(1).mean().item()
 
@@ -103,7 +103,7 @@ def ece(probabilities: Array, labels: Array, bins: int = 15) -> float:
     """
     if bins < 1:
         raise InvalidValue(f"`bins` is {bins}; at least 1 is required.")
-    p, y = _checked(probabilities, labels)
+    p, y = checked_labels(probabilities, labels)
     confidence, guess = p.max(1)
     # Interior boundaries only: confidence 1 then falls into the last bin.
     boundaries = torch.arange(1, bins, dtype=p.dtype, device=p.device) / bins
@@ -127,7 +127,7 @@ def adaptive_ece(probabilities: Array, labels: Array, bins: int = 15) -> float:
     """
     if bins < 1:
         raise InvalidValue(f"`bins` is {bins}; at least 1 is required.")
-    p, y = _checked(probabilities, labels)
+    p, y = checked_labels(probabilities, labels)
     confidence, guess = p.max(1)
     order = confidence.argsort(stable=True)
     gap = ((guess == y).to(p) - confidence)[order]
@@ -147,8 +147,8 @@ def pavpu(probabilities: Array, labels: Array, uncertainty: Array, threshold: fl
     >>> pavpu(p, torch.tensor([0, 1]), torch.tensor([0.1, 0.7]), threshold=0.5)
     1.0
     """
-    p, y = _checked(probabilities, labels)
-    u = _vector("uncertainty", uncertainty, len(y)).to(p.device)
+    p, y = checked_labels(probabilities, labels)
+    u = checked_vector("uncertainty", uncertainty, len(y)).to(p.device)
     certain = u <= (u.median() if threshold is None else threshold)
     return ((p.argmax(1) == y) == certain).double().mean().item()
 
@@ -206,8 +206,8 @@ def risk_coverage(uncertainty: Array, losses: Array) -> tuple[Tensor, Tensor]:
     >>> risk_coverage(torch.tensor([0.3, 0.1]), torch.tensor([1.0, 0.0]))[1]
     tensor([0.0000, 0.5000], dtype=torch.float64)
     """
-    u = _vector("uncertainty", uncertainty)
-    loss = _vector("losses", losses, len(u)).to(u.device)
+    u = checked_vector("uncertainty", uncertainty)
+    loss = checked_vector("losses", losses, len(u)).to(u.device)
     order = u.argsort(stable=True)
     _, group, size = u[order].unique_consecutive(return_inverse=True, return_counts=True)
     shared = loss.new_zeros(len(size)).index_add(0, group, loss[order]) / size  # a tie in any order, on average
@@ -288,7 +288,7 @@ def regression_calibration_error(mean: Array, stddev: Array, y: Array, levels: S
 # ---- checks
 
 
-def _vector(name: str, values: Array, size: int | None = None) -> Tensor:
+def checked_vector(name: str, values: Array, size: int | None = None) -> Tensor:
     v = torch.as_tensor(values).detach().double()
     if v.ndim != 1 or len(v) == 0 or (size is not None and len(v) != size):
         need = "(N,) with N ≥ 1" if size is None else f"({size},)"
@@ -298,8 +298,8 @@ def _vector(name: str, values: Array, size: int | None = None) -> Tensor:
 
 
 def _detection(scores: Array, unusual: Array) -> tuple[npt.NDArray, npt.NDArray]:
-    s = _vector("scores", scores)
-    t = _vector("unusual", unusual, len(s))
+    s = checked_vector("scores", scores)
+    t = checked_vector("unusual", unusual, len(s))
     if not ((t == 0) | (t == 1)).all():
         raise InvalidValue("`unusual` holds other values than 0 and 1; 1 marks the unusual inputs.")
     if not 0 < t.sum() < len(t):
@@ -333,7 +333,7 @@ def _standardised(mean: Array, stddev: Array, y: Array) -> tuple[Tensor, Tensor]
     return (target - mu) / sigma, sigma
 
 
-def _checked(probabilities: Array, labels: Array) -> tuple[Tensor, Tensor]:
+def checked_labels(probabilities: Array, labels: Array) -> tuple[Tensor, Tensor]:
     """Probabilities as float64 and labels as int64 on one device, or an error that says what is wrong."""
     p, y = torch.as_tensor(probabilities).detach(), torch.as_tensor(labels).detach()
     if not p.is_floating_point():

@@ -196,7 +196,7 @@ def histogram(usual: metrics.Array, unusual: metrics.Array, bins: int = 40, ax: 
         ax: Axes to draw into.
     """
     ax = _axes(ax)
-    inside, outside = (_array(metrics._vector(name, v)) for name, v in (("usual", usual), ("unusual", unusual)))
+    inside, outside = (_array(metrics.checked_vector(name, v)) for name, v in (("usual", usual), ("unusual", unusual)))
     both = np.concatenate([inside, outside])
     wide = both.min() > 0 and both.max() > 100 * both.min()
     edges = (np.geomspace if wide else np.linspace)(both.min(), max(both.max(), both.min() + 1e-12), bins + 1)
@@ -231,7 +231,7 @@ def roc(scores: Mapping[str, tuple[metrics.Array, metrics.Array]], ax: Axes | No
     ax.plot([0, 1], [0, 1], color=_GREY, linewidth=1, linestyle="--")
     curve = require("sklearn.metrics", "sklearn").roc_curve
     for (name, pair), colour in zip(scores.items(), COLOURS * (1 + len(scores) // len(COLOURS)), strict=False):
-        inside, outside = (_array(metrics._vector(name, v)) for v in pair)
+        inside, outside = (_array(metrics.checked_vector(name, v)) for v in pair)
         both, kinds = np.concatenate([inside, outside]), _kinds(inside, outside)
         false, true, _ = curve(kinds, both)
         ax.plot(false, true, color=colour, linewidth=1.6, label=f"{name}, {metrics.auroc(both, kinds):.3f}")

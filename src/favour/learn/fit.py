@@ -3,7 +3,9 @@ r"""`favour.fit`: posterior, dropout rates and noise learned through beliefs, wi
 Two ways of training:
 
     means among what is learned    variational inference: epochs of Adam on the bound, step sizes that fall to 0 along a
-                                   cosine, the state kept that gives held-out rows the greatest likelihood
+                                   cosine; the divergence's weight rises to 1 with the square of the epochs over the
+                                   first half, and of the states behind that the one is kept that gives held-out rows
+                                   the greatest likelihood
     means fixed                    a fit after the fact: the weight w of the divergence is not known, so w walks down
                                    WEIGHTS in equal shares of the steps, each beginning where the last ended, and the w
                                    (and state) is kept that gives held-out rows the greatest likelihood
@@ -35,6 +37,7 @@ from favour.learn.task import Schedule, Task
 from favour.posterior import Posterior
 
 WEIGHTS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 3e-4, 1e-4)
+WARM_UP = 0.5  # of the epochs: counted in full from the start, the divergence prunes units before they learn anything
 LR = {"means": 1e-3, "variances": 1e-2, "rates": 3e-2, "noise": 1e-2}
 LR_AFTER = {"means": 1e-3, "variances": 1e-1, "rates": 1e-1, "noise": 3e-2}  # with fixed means: few steps, no harm
 WORSE = 2  # weights in a row that are worse than the best before the walk ends
@@ -88,7 +91,8 @@ def fit(
         callbacks: Called with the learner and a `favour.learn.history.Record` after every epoch; True ends the fit.
         progress: Show a bar on a terminal.
         validation: Share of the rows that is held out, or a loader or pair of tensors; 0 for none.
-        kl_weight: Of the divergence. None: 1 where means are learned, else chosen on the held-out rows.
+        kl_weight: Of the divergence. None: 1 where means are learned, reached after half of the epochs; else chosen on
+            the held-out rows.
         prior: Standard deviations of the weights' prior: a number, numbers by parameter name, or `"parameter"`,
             `"layer"` or `"shared"` for empirical Bayes. None: `"layer"` where the prior is learned, else the root mean
             square that each layer's weights begin with.
@@ -166,8 +170,9 @@ def _schedule(
     after = "means" not in learner.learn
     step_sizes = _step_sizes(lr, LR_AFTER if after else LR)
     if not after or kl_weight is not None:
-        weights = (1.0 if kl_weight is None else float(kl_weight),) * epochs
-        return Schedule(weights, (rows.steps,) * epochs, step_sizes, False, patience)
+        last, rise = 1.0 if kl_weight is None else float(kl_weight), WARM_UP * epochs if "means" in learner.learn else 1
+        rising = [last * min(1.0, (i + 1) / max(1.0, rise)) ** 2 for i in range(epochs)]
+        return Schedule(rising, (rows.steps,) * epochs, step_sizes, False, patience)
     if not rows.held:
         raise InvalidValue(
             "with fixed means the weight of the divergence is chosen on held-out rows, and there are none: give "

@@ -34,7 +34,8 @@ class Schedule:
         steps: Of each stretch.
         step_sizes: By the names of `learn`.
         steady: Step sizes stay as they are; else they fall along a cosine.
-        patience: Stretches without a better held-out likelihood before training ends; None for no end.
+        patience: Stretches without a better held-out likelihood before training ends; None for no end. Without `steady`
+            only stretches with the last weight count.
     """
 
     weights: Sequence[float]
@@ -124,8 +125,7 @@ class Task:
             if found is not None and not math.isfinite(found.nll):
                 self._diverged(before, f"held-out rows have a log-likelihood of {-found.nll:.4g}")
             self.history.append(record)
-            better = self.best is None or record.held_nll is None or record.held_nll < (self.best.held_nll or math.inf)
-            if better or (self.best is not None and self.best.held_nll is None):
+            if self._better(record, plan):
                 self.best, self.kept, since = record, self._state(), 0
                 self.noise = self.learner.noise() if found is None else found.noise
             else:
@@ -135,6 +135,16 @@ class Task:
                 break
             if plan.patience is not None and since >= plan.patience:
                 break
+
+    def _better(self, record: Record, plan: Schedule) -> bool:
+        """Whether a record takes the place of the best; what was trained on a part of the divergence gives way."""
+        best = self.best
+        if best is None or best.held_nll is None or record.held_nll is None:
+            return True
+        last = plan.weights[-1]
+        if not plan.steady and (record.kl_weight < last or best.kl_weight < last):
+            return True
+        return record.held_nll < best.held_nll
 
     def _stretch(
         self, optimiser: torch.optim.Optimizer, plan: Schedule, index: int, show: Callable[[str], None]

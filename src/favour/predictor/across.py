@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,31 +19,38 @@ from torch.utils import _pytree as pytree
 
 from favour.belief import Belief
 from favour.belief.covariance import Dense
+from favour.belief.joint import Joint, concatenated, split
 from favour.errors import InvalidType, InvalidValue
 from favour.graph.node import Node
 from favour.methods.across import covariance_between, moments_between
 from favour.methods.adjoint import Adjoint, ReverseSweep
-from favour.predictor.tensors import check_inputs
+from favour.predictor.program import Program
 from favour.surrogate.value import Value, Weight
-
-if TYPE_CHECKING:
-    from favour.predictor.predictor import Predictor
 
 MASKS = ("shared", "independent")
 
 
-def joint(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], group: int | None, masks: str) -> Any:
+def joint_outputs(program: Program, args: tuple, kwargs: Mapping[str, Any]) -> Joint:
+    """See `Predictor.joint_outputs`."""
+
+    def together() -> Program:
+        return program.clone(outputs=concatenated(program.graph), method=program.asked.over("joint"))
+
+    leaves = program.inputs(args, kwargs)
+    results = program.once("together", together).run(leaves)
+    return split(program.graph, results, program.sizes_of(leaves))
+
+
+def joint(program: Program, args: tuple, kwargs: Mapping[str, Any], group: int | None, masks: str) -> Any:
     """See `Predictor.joint`."""
     if masks not in MASKS:
         raise InvalidValue(f"`masks` is {masks!r}; it must be one of {', '.join(map(repr, MASKS))}.")
-    leaves = predict._leaves(args, kwargs)
-    if not torch.compiler.is_compiling():
-        predict.follow()
-        check_inputs(predict.graph, leaves)
-    batch = _rows(predict, leaves)
+    leaves = program.inputs(args, kwargs)
+    batch = program.rows(leaves)
+    if batch is None:
+        raise InvalidType("the model has no input with a batch in front, so there is no belief across inputs.")
     q = _group(group, batch)
-    posterior = predict.posterior()
-    bound, method = predict._bound(leaves, posterior)
+    bound, method = program.bind(leaves)
     _in_weight_space(bound.values, bound.plan)
     secant = isinstance(method, ReverseSweep) and method.takes_secants
     sweep, inputs = Adjoint().swept(bound)
@@ -63,15 +70,7 @@ def joint(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], group: int
         event = (q, *value.mean.shape[1:])
         mean = value.mean.reshape(batch // q, *event)
         results.append(Belief(mean, covariance=Dense(covariance.to(mean.dtype), event), validate=False))
-    return pytree.tree_unflatten(results, predict.graph.out_spec)
-
-
-def _rows(predict: Predictor, leaves: list[Any]) -> int:
-    """The number of inputs."""
-    batched = [leaf for n, leaf in predict._pairs(leaves) if n is not None and n.shape and isinstance(n.shape[0], str)]
-    if not batched:
-        raise InvalidType("the model has no input with a batch in front, so there is no belief across inputs.")
-    return (batched[0].mean if isinstance(batched[0], Belief) else batched[0]).shape[0]
+    return pytree.tree_unflatten(results, program.graph.out_spec)
 
 
 def _group(group: int | None, batch: int) -> int:

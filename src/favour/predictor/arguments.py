@@ -1,10 +1,17 @@
-"""The arguments of a call, as the leaves that the captured graph takes, or a message that says what does not fit."""
+"""The arguments of a call, as the leaves that the captured graph takes, or a message that says what does not fit.
+
+Numpy arrays become tensors of the dtype the model was captured with (numpy's own is float64 and most models' float32),
+and answers carry no gradient: who gives an array wants numbers back, and `np.asarray(belief.mean)` then works. Tensors
+are left as they are, and refused where they do not fit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -15,6 +22,10 @@ from favour.graph.dynamic import key_name
 from favour.graph.example import as_tensors
 from favour.graph.node import Graph, Node
 
+if TYPE_CHECKING:
+    from favour.predictor.predictor import Predictor
+
+F = TypeVar("F", bound=Callable[..., Any])
 _SHOWN = 5  # differences in one message
 
 
@@ -108,3 +119,30 @@ def _kind(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return repr(value) if isinstance(value, (int, float, str, bool, type(None))) else f"a {type(value).__name__}"
+
+
+def accepts_arrays(method: F) -> F:
+    """A method of a predictor that takes the model's arguments takes numpy arrays among them."""
+
+    @wraps(method)
+    def wrapped(self: Predictor, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not _has_arrays(args, kwargs):
+            return method(self, *args, **kwargs)
+        args, kwargs = pytree.tree_map(lambda leaf: _tensor(self, leaf), (args, kwargs))
+        with torch.no_grad():
+            return method(self, *args, **kwargs)
+
+    return cast(F, wrapped)
+
+
+def _has_arrays(args: tuple, kwargs: dict[str, Any]) -> bool:
+    return any(isinstance(leaf, np.ndarray) for leaf in pytree.tree_leaves((args, kwargs)))
+
+
+def _tensor(predict: Predictor, leaf: Any) -> Any:
+    if not isinstance(leaf, np.ndarray):
+        return leaf
+    tensor = torch.tensor(leaf, device=predict.device)
+    known = [n.dtype for n in predict.graph.inputs if n is not None and n.dtype is not None]
+    alike = [d for d in known if d.is_floating_point == tensor.dtype.is_floating_point and d is not torch.bool]
+    return tensor.to(alike[0]) if alike and tensor.dtype is not torch.bool else tensor

@@ -23,6 +23,7 @@ from favour.passes.plan.steps import configure, truncate
 from favour.posterior import Posterior
 from favour.predictor.following import Origin
 from favour.predictor.predictor import Predictor
+from favour.predictor.program import Program
 from favour.predictor.tensors import matched, named_tensors
 from favour.progress import Progress
 
@@ -142,10 +143,10 @@ def compile(
             graph = truncate(graph, at)
         tensors = named_tensors(model)
         given.validate(tensors)
-        predictor = Predictor(graph, asked, matched(given, tensors), model, numerics)
+        predictor = Predictor(Program(graph, asked, matched(given, tensors), model, numerics))
         progress.stage("first pass")
         small = rehearse(predictor, example)
-        predictor.follow_structure(Origin.of(model, small, dynamic, dropout, at, batched))
+        predictor.program.origin = Origin.of(model, small, dynamic, dropout, at, batched)
         if predictor.is_certain:
             warn_of_silence(predictor, stacklevel=3)
             return predictor
@@ -192,12 +193,13 @@ def rehearse(predict: Predictor, example: Any) -> Any:
         lambda t: t.nan_to_num(0, 0, 0) if isinstance(t, Tensor) and t.is_floating_point() else t,
         (args, kwargs),
     )
-    predict._sizes = predict._other_sizes(predict._leaves(args, kwargs))
+    program = predict.program
+    program.sizes = program.sizes_besides_batch(program.leaves(args, kwargs))
     # What is kept from here on must be usable for gradients, wherever `compile` was called.
     with torch.inference_mode(False), torch.no_grad():
-        predict._warm = False
+        program.measuring = False
         predict(*args, **kwargs)
-        predict._warm = True
+        program.measuring = True
         if predict.numerics.memory is not None:
             predict(*args, **kwargs)
         predict.prepare()

@@ -18,6 +18,7 @@ from favour.passes.plan.steps import configure
 from favour.posterior import Posterior
 from favour.predictor.following import Structure
 from favour.predictor.predictor import Predictor
+from favour.predictor.program import Program
 from favour.predictor.tensors import named_tensors
 
 # Capturing takes a second or so; the weak reference lets the model go.
@@ -84,4 +85,4 @@ def sample(
     given = Posterior.wrap(posterior)
     given.validate(named_tensors(model))
     graph = configure(_capture_once(model, x, *pytree.tree_flatten((args, kwargs))), dropout)
-    return Predictor(graph, Auto(), given, model, numerics).sample(*args, n=n, generator=generator, **kwargs)
+    return Predictor(Program(graph, Auto(), given, model, numerics)).sample(*args, n=n, generator=generator, **kwargs)

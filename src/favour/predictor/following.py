@@ -14,6 +14,7 @@ difference does not matter (a counter, a hook that only looks).
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,18 +22,62 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from favour.errors import ChangedModel, FavourError, InvalidValue, StalePredictor
 from favour.graph.capture import Graph, capture
 from favour.graph.dynamic import Dynamic
 from favour.passes.plan.steps import configure, truncate
+from favour.posterior import Posterior
 from favour.predictor.structure import Structure
+from favour.predictor.tensors import Store, renamed, version_of
 
+_AGAIN = "Call `predict.refresh()` to take it over, or compile the model again."
 SEEN = 4096  # numbers of a tensor that are compared in every call
 
 
-class Values:
-    """Some numbers of every tensor, to tell when one was written to behind torch's back."""
+class Link:
+    """The model whose tensors a program shares."""
+
+    def __init__(self, model: nn.Module, graph: Graph, store: Store) -> None:
+        modules = dict(model.named_modules(remove_duplicate=False))
+        self.model = model
+        self._owners: dict[str, tuple[nn.Module, str]] = {}  # of what the graph reads
+        for node in graph.nodes:
+            if node.kind in ("parameter", "buffer"):
+                path, _, attribute = str(node.target).rpartition(".")
+                self._owners[str(node.target)] = (modules[path], attribute)
+        self._bayesian = [(path, m) for path, m in model.named_modules() if hasattr(m, "favour_posterior")]
+        self._spreads: dict[str, tuple[nn.Module, str]] = {}  # of what only posteriors are made of
+        for path, module in self._bayesian:
+            own = {f"{path}.{name}" if path else name: name for name, _ in module.named_parameters(recurse=False)}
+            self._spreads |= {name: (module, local) for name, local in own.items() if name not in self._owners}
+        for name, (owner, attribute) in self._owners.items():
+            store.put(name, getattr(owner, attribute))
+        for name, tensor in graph.constants.items():
+            store.put(f"constant.{name}", tensor)
+
+    def posterior(self, given: Posterior, graph: Graph) -> Posterior:
+        """The one given, and what the model's own Bayesian layers say now, by the graph's names."""
+        own = Posterior.from_modules(self._bayesian)
+        names = {str(n.target) for n in graph.nodes if n.kind == "parameter"}
+        return renamed(own.merge(given) if not own.is_empty else given, graph.aliases, names)
+
+    def follow(self, store: Store) -> dict[str, Tensor]:
+        """Put tensors into the store that took the place of others, and return all by name."""
+        for name, (owner, attribute) in self._owners.items():
+            tensor = getattr(owner, attribute, None)
+            if not isinstance(tensor, Tensor):
+                raise StalePredictor(f"the model has no tensor `{name}` any more; {_AGAIN}")
+            if tensor is not store.take(name):
+                store.put(name, tensor)
+        tensors = {name: store.take(name) for name in self._owners}
+        return tensors | {name: getattr(owner, attribute) for name, (owner, attribute) in self._spreads.items()}
+
+
+class Watch:
+    """Some numbers of every tensor, to tell when one was written to behind torch's back, and whether all are finite."""
 
     def __init__(self) -> None:
+        self._finite: dict[str, tuple[Tensor, int | None]] = {}
         self._places: list[tuple[Tensor, int]] = []
         self._views: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         self._seen: dict[tuple[torch.device, torch.dtype], Tensor] = {}
@@ -58,6 +103,26 @@ class Values:
             return False
         self._seen = now
         return True
+
+    def check_finite(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise where a parameter holds NaN or infinity; asked once for every version of a tensor."""
+        for name, tensor in tensors.items():
+            if name.startswith("constant."):  # a mask that the code made may well hold infinities
+                continue
+            version = version_of(tensor)
+            seen = self._finite.get(name)
+            if seen is not None and seen[0] is tensor and seen[1] == version is not None:
+                continue
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                raise InvalidValue(
+                    f"parameter `{name}` of shape {tuple(tensor.shape)} holds NaN or infinity; "
+                    "load sound weights first."
+                )
+            self._finite[name] = (tensor, version)
+
+    def forget(self) -> None:
+        """Ask again whether all is finite."""
+        self._finite.clear()
 
 
 def _strided(t: Tensor) -> Tensor:
@@ -122,6 +187,24 @@ class Origin:
             self.structure = Structure(self.model, ignored)
             return []
         return list(dict.fromkeys(sentence for _, _, sentence in differences))
+
+    def check(self, graph: Graph) -> None:
+        """Raise where rates, modules or hooks were changed, and with them what the model computes."""
+        if self.structure.same():
+            return
+        try:
+            changes = self.changes(graph, self.graph)
+        except FavourError as error:
+            listed = "; ".join(sentence for _, _, sentence in self.structure.differences())
+            warnings.warn(
+                f"the model was changed after it was compiled ({listed}), and can no longer be captured, so this "
+                f"prediction is of the model as it was: {str(error).splitlines()[0]}",
+                ChangedModel,
+                stacklevel=5,
+            )
+            return
+        if changes:
+            raise StalePredictor(f"the model was changed after it was compiled: {'; '.join(changes)}. {_AGAIN}")
 
 
 def same_graph(a: Graph, b: Graph) -> bool:

@@ -375,9 +375,6 @@ def _device(predict: Predictor) -> torch.device:
 
 def _copied(predict: Predictor, device: torch.device) -> Predictor:
     """A predictor of the same with tensors of its own on another device; the given one stays where it is."""
-    predict.follow()
-    twin = type(predict)(predict.graph, predict.asked, predict.posterior(), None, predict.numerics)
-    for name, tensor in (*predict.store.named_parameters(), *predict.store.named_buffers()):
-        twin.store.put(name.replace("/", "."), tensor)
-    twin._starts, twin._sizes = dict(predict._starts), dict(predict._sizes)
-    return twin.to(device)
+    twin = type(predict)(predict.program.clone(device=device))
+    twin.prepare()
+    return twin

@@ -36,6 +36,15 @@ class Store(nn.Module):
     def take(self, name: str) -> Tensor:
         return getattr(self, name.replace(".", "/"))
 
+    def clear(self) -> None:
+        """Take everything out."""
+        self._parameters.clear()
+        self._buffers.clear()
+
+    def move(self, function: Callable[[Tensor], Tensor]) -> None:
+        """Replace every tensor by what a function makes of it."""
+        self._apply(function)
+
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Everything that was put in, by the model's names."""
         for name, tensor in (*self.named_parameters(), *self.named_buffers()):

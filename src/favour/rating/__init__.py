@@ -5,3 +5,5 @@
 """
 
 from favour.rating.loop import Rating, rate
+
+__all__ = ["Rating", "rate"]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from favour.errors import UnsupportedOperation
 from favour.rules.registry import linear_map, rule
-from favour.rules.shape import _expand, _permuting, _pieces, _swap, broadcast, cat
+from favour.rules.shape import broadcast, cat, expanded, permuting, pieces_of, swapped
 from favour.surrogate import LinearMap, Sum, Surrogate, compose, identity, scaling, structural
 from favour.surrogate.value import Context, Value, mean_of
 
@@ -39,7 +39,7 @@ def _event(x: Tensor, dim: int, what: str) -> int:
 
 
 def _last_two(x: Tensor) -> list[int]:
-    return _swap(x, -2, -1)
+    return swapped(x, -2, -1)
 
 
 def _move_list(x: Tensor, source: Sequence[int], destination: Sequence[int]) -> list[int]:
@@ -49,14 +49,14 @@ def _move_list(x: Tensor, source: Sequence[int], destination: Sequence[int]) -> 
 
 
 # The conjugate transpose of a real matrix is its transpose.
-linear_map(aten.mT.default, aten.mH.default, aten.adjoint.default, make=_permuting(_last_two), family="shape")
-linear_map(aten.movedim.intlist, make=_permuting(_move_list), family="shape")
-linear_map(aten.swapdims.default, make=_permuting(_swap), family="shape")
+linear_map(aten.mT.default, aten.mH.default, aten.adjoint.default, make=permuting(_last_two), family="shape")
+linear_map(aten.movedim.intlist, make=permuting(_move_list), family="shape")
+linear_map(aten.swapdims.default, make=permuting(swapped), family="shape")
 linear_map(aten.positive.default, make=lambda x: (x, identity()), family="arithmetic")
 
 
 def _broadcast_to(x: Tensor, size: Sequence[int]) -> tuple[Tensor, LinearMap]:
-    return _expand(x, size)
+    return expanded(x, size)
 
 
 linear_map(aten.broadcast_to.default, make=_broadcast_to, family="shape")
@@ -206,7 +206,7 @@ linear_map(aten.unfold.default, make=_unfold, family="shape")
 @rule(aten.tensor_split.sections, exactness="exact", family="shape")
 def tensor_split(ctx: Context, x: Value, sections: int, dim: int = 0) -> list[Surrogate]:
     size, more = divmod(x.mean.shape[dim], sections)
-    return _pieces(x, dim, [size + (i < more) for i in range(sections)])
+    return pieces_of(x, dim, [size + (i < more) for i in range(sections)])
 
 
 @rule(aten.tensor_split.indices, exactness="exact", family="shape")
@@ -214,7 +214,7 @@ def tensor_split_at(ctx: Context, x: Value, indices: Sequence[int], dim: int = 0
     total = x.mean.shape[dim]
     ends = [min(max(i + total if i < 0 else i, 0), total) for i in indices]
     starts = [0, *ends]
-    return _pieces(x, dim, [max(b - a, 0) for a, b in zip(starts, [*ends, total], strict=True)])
+    return pieces_of(x, dim, [max(b - a, 0) for a, b in zip(starts, [*ends, total], strict=True)])
 
 
 @rule(aten.hstack.default, exactness="exact", family="shape")

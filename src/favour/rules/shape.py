@@ -89,7 +89,7 @@ def reshape_as(ctx: Context, x: Any, other: Any) -> Surrogate:
     return Surrogate(y, [(x, G)])
 
 
-def _permuting(dims_of: Callable[..., Sequence[int]]) -> Callable[..., tuple[Tensor, LinearMap]]:
+def permuting(dims_of: Callable[..., Sequence[int]]) -> Callable[..., tuple[Tensor, LinearMap]]:
     def make(x: Tensor, *args: Any) -> tuple[Tensor, LinearMap]:
         dims = [d % x.ndim for d in dims_of(x, *args)]
         inverse = [dims.index(d) for d in range(x.ndim)]
@@ -104,7 +104,7 @@ def _permuting(dims_of: Callable[..., Sequence[int]]) -> Callable[..., tuple[Ten
     return make
 
 
-def _swap(x: Tensor, a: int, b: int) -> list[int]:
+def swapped(x: Tensor, a: int, b: int) -> list[int]:
     dims = list(range(x.ndim))
     a, b = a % x.ndim, b % x.ndim
     dims[a], dims[b] = dims[b], dims[a]
@@ -117,10 +117,10 @@ def _move(x: Tensor, source: int, destination: int) -> list[int]:
     return dims
 
 
-linear_map(aten.permute.default, make=_permuting(lambda x, dims: dims), family="shape")
-linear_map(aten.transpose.int, aten.swapaxes.default, make=_permuting(_swap), family="shape")
-linear_map(aten.t.default, make=_permuting(lambda x: list(range(x.ndim))[::-1]), family="shape")
-linear_map(aten.movedim.int, make=_permuting(_move), family="shape")
+linear_map(aten.permute.default, make=permuting(lambda x, dims: dims), family="shape")
+linear_map(aten.transpose.int, aten.swapaxes.default, make=permuting(swapped), family="shape")
+linear_map(aten.t.default, make=permuting(lambda x: list(range(x.ndim))[::-1]), family="shape")
+linear_map(aten.movedim.int, make=permuting(_move), family="shape")
 
 
 def _selecting(take: Callable[..., Tensor], put: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, LinearMap]]:
@@ -172,12 +172,12 @@ def _flip(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, LinearMap]:
 linear_map(aten.flip.default, make=_flip, family="shape")
 
 
-def _expand(x: Tensor, sizes: Sequence[int], implicit: bool = False) -> tuple[Tensor, LinearMap]:
+def expanded(x: Tensor, sizes: Sequence[int], implicit: bool = False) -> tuple[Tensor, LinearMap]:
     y = x.expand(*sizes)
     return y, broadcast(x.shape, y.shape)
 
 
-linear_map(aten.expand.default, make=_expand, family="shape")
+linear_map(aten.expand.default, make=expanded, family="shape")
 
 
 @rule(aten.expand_as.default, exactness="exact", family="shape")
@@ -243,7 +243,7 @@ def stack(ctx: Context, tensors: list[Any], dim: int = 0) -> Surrogate:
     return Surrogate(mean, maps)
 
 
-def _pieces(x: Value, dim: int, sizes: Sequence[int], squeeze: bool = False) -> list[Surrogate]:
+def pieces_of(x: Value, dim: int, sizes: Sequence[int], squeeze: bool = False) -> list[Surrogate]:
     dim = dim % x.mean.ndim
     result, start = [], 0
     for size in sizes:
@@ -260,24 +260,24 @@ def _pieces(x: Value, dim: int, sizes: Sequence[int], squeeze: bool = False) -> 
 @rule(aten.split.Tensor, exactness="exact", family="shape")
 def split(ctx: Context, x: Value, split_size: int, dim: int = 0) -> list[Surrogate]:
     total = x.mean.shape[dim]
-    return _pieces(x, dim, [min(split_size, total - s) for s in range(0, total, split_size)])
+    return pieces_of(x, dim, [min(split_size, total - s) for s in range(0, total, split_size)])
 
 
 @rule(aten.split.sizes, aten.split_with_sizes.default, exactness="exact", family="shape")
 def split_sizes(ctx: Context, x: Value, sizes: Sequence[int], dim: int = 0) -> list[Surrogate]:
-    return _pieces(x, dim, sizes)
+    return pieces_of(x, dim, sizes)
 
 
 @rule(aten.chunk.default, exactness="exact", family="shape")
 def chunk(ctx: Context, x: Value, chunks: int, dim: int = 0) -> list[Surrogate]:
     total = x.mean.shape[dim]
     size = -(-total // chunks)
-    return _pieces(x, dim, [min(size, total - s) for s in range(0, total, size)])
+    return pieces_of(x, dim, [min(size, total - s) for s in range(0, total, size)])
 
 
 @rule(aten.unbind.int, exactness="exact", family="shape")
 def unbind(ctx: Context, x: Value, dim: int = 0) -> list[Surrogate]:
-    return _pieces(x, dim, [1] * x.mean.shape[dim], squeeze=True)
+    return pieces_of(x, dim, [1] * x.mean.shape[dim], squeeze=True)
 
 
 def _reducing(average: bool) -> Callable[..., tuple[Tensor, LinearMap]]:

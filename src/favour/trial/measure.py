@@ -22,9 +22,7 @@ from favour.graph.interpreter import interpret, noiseless
 from favour.inspect.check import Check, check
 from favour.inspect.cost import medians
 from favour.inspect.describe import noise
-from favour.posterior import Posterior
 from favour.predictor.predictor import Predictor
-from favour.predictor.tensors import graph_values
 
 DRAWS = 50  # at a time, where a sample is timed
 ROUNDS, PATIENCE = 7, 4.0  # of timing, and its seconds
@@ -129,8 +127,7 @@ def trial(
 def costs(predict: Predictor, args: tuple, kwargs: dict[str, Any], generator: Any, compiled: bool) -> Costs:
     """Time a forward pass, a belief (with its covariance) and a sample."""
     graph = predict.graph
-    values, _ = graph_values(graph, predict.store, predict._leaves(args, kwargs), Posterior({}))
-    known = {node: values[node.name] for node in graph.nodes if node.kind != "call"}
+    known = predict.program.points(predict.program.leaves(args, kwargs))
 
     def wait() -> None:
         if predict.device.type == "cuda":

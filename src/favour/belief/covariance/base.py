@@ -137,7 +137,7 @@ class Covariance(ABC):
         """The stored tensors by name."""
         return {name: getattr(self, name) for name in self._axes}
 
-    def _map(self: Self, f: Callable[[Tensor, int], Tensor]) -> Self:
+    def mapped(self: Self, f: Callable[[Tensor, int], Tensor]) -> Self:
         new = object.__new__(type(self))
         for name, axis in self._axes.items():
             setattr(new, name, f(getattr(self, name), axis))
@@ -154,15 +154,15 @@ class Covariance(ABC):
 
     def __getitem__(self: Self, rows: slice | Tensor) -> Self:
         """Selects batch rows with a slice, an index tensor or a mask; the batch dimension stays."""
-        return self._map(lambda t, axis: t[(slice(None),) * axis + (rows,)])
+        return self.mapped(lambda t, axis: t[(slice(None),) * axis + (rows,)])
 
     def to(self: Self, *args: Any, **kwargs: Any) -> Self:
         """`torch.Tensor.to` on every tensor."""
-        return self._map(lambda t, _: t.to(*args, **kwargs))
+        return self.mapped(lambda t, _: t.to(*args, **kwargs))
 
     def detach(self: Self) -> Self:
         """Detaches every tensor from the autograd graph."""
-        return self._map(lambda t, _: t.detach())
+        return self.mapped(lambda t, _: t.detach())
 
     def _fold(self, v: Tensor) -> Tensor:
         if not torch.compiler.is_compiling() and v.shape[1:] != (self.batch_size, *self.event_shape):

@@ -52,26 +52,28 @@ class DiagonalPlusFactor(Structured):
         return self.diag + self.factor.square().sum(0)
 
     def dense(self) -> Tensor:
-        return torch.diag_embed(self._lam) + self._u @ self._u.mT
+        return torch.diag_embed(self.flat_diag) + self.flat_factor @ self.flat_factor.mT
 
     def submatrix(self, entries: Tensor) -> Tensor:
-        u = self._u[:, entries]
-        return torch.diag_embed(self._lam[:, entries]) + u @ u.mT
+        u = self.flat_factor[:, entries]
+        return torch.diag_embed(self.flat_diag[:, entries]) + u @ u.mT
 
     def _matmul(self, v: Tensor) -> Tensor:
-        return v * self._lam.unsqueeze(-2) + (v @ self._u) @ self._u.mT
+        return v * self.flat_diag.unsqueeze(-2) + (v @ self.flat_factor) @ self.flat_factor.mT
 
     def _gram(self, g: Tensor) -> Tensor:
-        a = g @ self._u
-        return (g * self._lam.unsqueeze(-2)) @ g.mT + a @ a.mT
+        a = g @ self.flat_factor
+        return (g * self.flat_diag.unsqueeze(-2)) @ g.mT + a @ a.mT
 
     def _from_noise(self, eps: Tensor) -> Tensor:
-        n = self._lam.shape[-1]
-        return square_root(self._lam).unsqueeze(-2) * eps[..., :n] + eps[..., n:] @ self._u.mT  # Λ^½ x + U y
+        n = self.flat_diag.shape[-1]
+        return (
+            square_root(self.flat_diag).unsqueeze(-2) * eps[..., :n] + eps[..., n:] @ self.flat_factor.mT
+        )  # Λ^½ x + U y
 
     def _root_matmul(self, v: Tensor) -> Tensor:
         if self.rank == 0:
-            return v * square_root(self._lam).unsqueeze(-2)
+            return v * square_root(self.flat_diag).unsqueeze(-2)
         return super()._root_matmul(v)
 
     def _structured_root_matmul(self, v: Tensor) -> Tensor:
@@ -80,8 +82,8 @@ class DiagonalPlusFactor(Structured):
         SSᵀ = Σ because M = (I + K)⁻¹ solves M + Mᵀ + M ZᵀZ Mᵀ = I. Unlike the eigenvalue root of I + ZᵀZ it
         has a derivative also where eigenvalues coincide (two zero columns, say).
         """
-        lam = widen(self._lam)
-        z = widen(self._u) * lam.rsqrt().unsqueeze(-1)
+        lam = widen(self.flat_diag)
+        z = widen(self.flat_factor) * lam.rsqrt().unsqueeze(-1)
         r = stacked_qr(z)[1]
         k = (r * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-1)).mT
         eye = torch.eye(self.rank, dtype=z.dtype, device=z.device)
@@ -93,8 +95,8 @@ class DiagonalPlusFactor(Structured):
         return self.root_matmul(v) if self.rank == 0 else super().sqrt_matmul(v)
 
     def _structured_precision(self) -> tuple[Precision, Tensor]:
-        lam = widen(self._lam)
-        return Woodbury(lam, widen(self._u)), torch.zeros(lam.shape[0], dtype=torch.bool, device=lam.device)
+        lam = widen(self.flat_diag)
+        return Woodbury(lam, widen(self.flat_factor)), torch.zeros(lam.shape[0], dtype=torch.bool, device=lam.device)
 
     def _scale(self, c: Tensor) -> DiagonalPlusFactor:
         rows = per_row(c, self.diag.dim())

@@ -58,16 +58,16 @@ class Directional(Structured):
         return self.basis
 
     @property
-    def _lam(self) -> Tensor:
+    def flat_diag(self) -> Tensor:
         d = flatten_event(self.diag, 1)
         return torch.ones_like(d) if self.rank == d.shape[-1] else d  # k = n: P = 0 and any d > 0 will do
 
     def _project(self, v: Tensor) -> Tensor:
-        return v - (v @ self._u) @ self._u.mT
+        return v - (v @ self.flat_factor) @ self.flat_factor.mT
 
     def diagonal(self) -> Tensor:
         # (PDP)_ii = d_i (1 − 2h_i) + q_iᵀ(QᵀDQ)q_i with h_i = ‖q_i‖², q_i the i-th row of Q
-        q, d = self._u, self._lam
+        q, d = self.flat_factor, self.flat_diag
         middle = self.core + (q * d.unsqueeze(-1)).mT @ q
         out = d * (1 - 2 * q.square().sum(-1)) + ((q @ middle) * q).sum(-1)
         if self.rank == d.shape[-1]:
@@ -75,12 +75,12 @@ class Directional(Structured):
         return out.clamp(min=0).reshape(self.diag.shape)
 
     def dense(self) -> Tensor:
-        eye = torch.eye(self._lam.shape[-1], dtype=self.dtype, device=self.device)
+        eye = torch.eye(self.flat_diag.shape[-1], dtype=self.dtype, device=self.device)
         return self._gram(eye.expand(self.batch_size, -1, -1))
 
     def submatrix(self, entries: Tensor) -> Tensor:
         # (PDP)_ij = δ_ij d_i − (d_i + d_j) q_i·q_j + q_iᵀ(QᵀDQ)q_j
-        u, d = self._u, self._lam
+        u, d = self.flat_factor, self.flat_diag
         q, own = u[:, entries], d[:, entries]
         if self.rank == d.shape[-1]:
             return q @ self.core @ q.mT
@@ -88,28 +88,28 @@ class Directional(Structured):
         return torch.diag_embed(own) - (own.unsqueeze(-1) + own.unsqueeze(-2)) * (q @ q.mT) + q @ middle @ q.mT
 
     def _matmul(self, v: Tensor) -> Tensor:
-        rest = self._project(self._project(v) * self._lam.unsqueeze(-2))
-        return (v @ self._u) @ self.core.mT @ self._u.mT + rest
+        rest = self._project(self._project(v) * self.flat_diag.unsqueeze(-2))
+        return (v @ self.flat_factor) @ self.core.mT @ self.flat_factor.mT + rest
 
     def _gram(self, g: Tensor) -> Tensor:
-        a, p = g @ self._u, self._project(g)
-        return a @ self.core @ a.mT + (p * self._lam.unsqueeze(-2)) @ p.mT
+        a, p = g @ self.flat_factor, self._project(g)
+        return a @ self.core @ a.mT + (p * self.flat_diag.unsqueeze(-2)) @ p.mT
 
     def _from_noise(self, eps: Tensor) -> Tensor:
-        n = self._lam.shape[-1]
+        n = self.flat_diag.shape[-1]
         along = eps[..., n:] @ psd_root(self.core).to(eps.dtype).mT
-        return self._project(square_root(self._lam).unsqueeze(-2) * eps[..., :n]) + along @ self._u.mT
+        return self._project(square_root(self.flat_diag).unsqueeze(-2) * eps[..., :n]) + along @ self.flat_factor.mT
 
     def _structured_root_matmul(self, v: Tensor) -> Tensor:
         """S = PD^½ + Q C^½ Q₁ᵀ with D^-½Q = Q₁R; the cross terms vanish as PD^½Q₁ = PQR⁻¹ = 0. O(n k²)."""
-        wide = self._map(lambda t, _: widen(t))
-        top, _ = torch.linalg.qr(wide._u * wide._lam.rsqrt().unsqueeze(-1))
-        along = v @ top @ psd_root(self.core).mT @ wide._u.mT
-        return wide._project(v * wide._lam.sqrt().unsqueeze(-2)) + along
+        wide = self.mapped(lambda t, _: widen(t))
+        top, _ = torch.linalg.qr(wide.flat_factor * wide.flat_diag.rsqrt().unsqueeze(-1))
+        along = v @ top @ psd_root(self.core).mT @ wide.flat_factor.mT
+        return wide._project(v * wide.flat_diag.sqrt().unsqueeze(-2)) + along
 
     def _structured_precision(self) -> tuple[Precision, Tensor]:
         core = Cholesky(self.core, torch.finfo(self.dtype).eps)
-        return Complement(widen(self._lam), widen(self._u), core), core.singular
+        return Complement(widen(self.flat_diag), widen(self.flat_factor), core), core.singular
 
     def _scale(self, c: Tensor) -> Directional:
         return Directional(self.diag * per_row(c, self.diag.dim()), self.basis, self.core * per_row(c, 3))
@@ -126,7 +126,7 @@ class Directional(Structured):
         check_finite("diag", self.diag, nonnegative=True)
         check_finite("basis", self.basis)
         Dense(self.core).check_values()
-        q = widen(self._u)
+        q = widen(self.flat_factor)
         gap = (q.mT @ q - torch.eye(self.rank, dtype=q.dtype, device=q.device)).abs()
         if (gap > torch.finfo(self.dtype).eps ** 0.5).any():
             raise InvalidValue(

@@ -43,25 +43,25 @@ class Structured(Covariance):
 
     @property
     def noise_size(self) -> int:
-        return self._lam.shape[-1] + self.rank
+        return self.flat_diag.shape[-1] + self.rank
 
     @property
-    def _lam(self) -> Tensor:
+    def flat_diag(self) -> Tensor:
         return flatten_event(self.diag, 1)  # (B, n)
 
     @property
-    def _u(self) -> Tensor:
+    def flat_factor(self) -> Tensor:
         return flatten_event(self._vectors, 2).permute(1, 2, 0)  # (B, n, k)
 
     def _split(self) -> list[tuple[Tensor, Covariance]] | None:
         """Rows with all λ > 0 as they are, the others dense; None if there are no others (or compiling)."""
         if torch.compiler.is_compiling():
             return None
-        zero = (self._lam <= 0).any(-1)
+        zero = (self.flat_diag <= 0).any(-1)
         if not zero.any():
             return None
         rows, dense_rows = (~zero).nonzero().flatten(), zero.nonzero().flatten()
-        wide = self[dense_rows]._map(lambda t, _: widen(t))
+        wide = self[dense_rows].mapped(lambda t, _: widen(t))
         return [(rows, self[rows]), (dense_rows, Dense(wide.dense(), self.event_shape))]
 
     def _root_matmul(self, v: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class Structured(Covariance):
     def _precision(self) -> tuple[Precision, Tensor]:
         if not torch.compiler.is_compiling():
             # k vectors repair at most k zeros; found out before anything of size n × n exists
-            hopeless = (self._lam <= 0).sum(-1) > self.rank
+            hopeless = (self.flat_diag <= 0).sum(-1) > self.rank
             if hopeless.any():
                 refuse_singular(hopeless)
         if (parts := self._split()) is None:

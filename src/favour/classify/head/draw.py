@@ -25,8 +25,6 @@ from favour.errors import InvalidValue, UnsupportedOperation
 from favour.graph.interpreter import call, interpret
 from favour.graph.node import Node
 from favour.posterior import Posterior
-from favour.predictor.slices import slices
-from favour.predictor.tensors import check_inputs
 from favour.surrogate.value import Value, mean_of
 
 if TYPE_CHECKING:
@@ -149,15 +147,12 @@ def _drawn(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | 
             "(element-wise or by channel) or a linear layer with mean-field weights that everything uncertain passes. "
             "Use estimator='nodes'."
         )
-    leaves = predict._leaves(args, kwargs)
-    if not torch.compiler.is_compiling():
-        predict.follow()
-        check_inputs(predict.graph, leaves)
-    posterior = predict.posterior()
+    program = predict.program
+    leaves, posterior = program.inputs(args, kwargs), program.posterior()
     variances = _variances(head, posterior)
-    for part in slices(predict, leaves, posterior):
+    for part in program.slices(leaves, posterior):
         kept: dict[str, Any] = {n.name: None for n in [*head.reads, *([] if head.cut is None else [head.cut])]}
-        bound, method = predict._bound(part, posterior)
+        bound, method = program.bind(part, posterior)
         bound.kept = kept
         leaf = {node.name: bound.values[node] for node in bound.plan.leaves}  # the plan has nodes of its own
         (belief,) = method.run(bound)
@@ -173,12 +168,10 @@ def _drawn(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | 
 
 
 def _of_method(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | None) -> Iterator[Tensor]:
-    leaves = predict._leaves(args, kwargs)
-    predict.follow()
-    check_inputs(predict.graph, leaves)
-    posterior = predict.posterior()
-    for part in slices(predict, leaves, posterior):
-        bound, method = predict._bound(part, posterior)
+    program = predict.program
+    leaves, posterior = program.inputs(args, kwargs), program.posterior()
+    for part in program.slices(leaves, posterior):
+        bound, method = program.bind(part, posterior)
         made = method.draws(bound, n)
         if made is None or made.ndim != 3:
             raise UnsupportedOperation("draws are of class scores, one output (B, C) of the network.")

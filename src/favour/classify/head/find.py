@@ -109,15 +109,28 @@ def find_head(predict: Predictor, n: int | None = None) -> Head | None:
     """
     if predict.method.unchecked():  # its law is not that of draws of the last layers
         return None
-    known = predict._heads
-    if not known or known[0] is not predict.graph:
-        if torch.compiler.is_compiling():
-            return None
-        predict._heads = known = (predict.graph, {None: _find(predict)})
-    heads = known[1]
-    if n not in heads:
-        heads[n] = _enlarged(heads[None], n)
-    return heads[n]
+    program = predict.program
+    if torch.compiler.is_compiling() and not program.knows("heads"):
+        return None
+    return program.once("heads", lambda: Heads(_find(predict))).with_draws(n)
+
+
+class Heads:
+    """The head of one graph, by the number of draws; None for as many as a forward pass affords."""
+
+    def __init__(self, head: Head | None) -> None:
+        self._by_draws: dict[int | None, Head | None] = {None: head}
+
+    def with_draws(self, n: int | None) -> Head | None:
+        if n not in self._by_draws:
+            self._by_draws[n] = _enlarged(self._by_draws[None], n)
+        return self._by_draws[n]
+
+    def forget(self) -> None:
+        """Drop what was derived from the values of tensors."""
+        for head in self._by_draws.values():
+            if head is not None:
+                head.tables = None
 
 
 def _enlarged(head: Head | None, n: int | None) -> Head | None:
@@ -143,7 +156,7 @@ def _find(predict: Predictor) -> Head | None:
         return None
     if not _fixed(output):
         return None
-    planned = predict._plan(frozenset(), posterior)
+    planned = predict.plain_plan
     known = {step.node.name for step in planned.steps} | {n.name for n in planned.leaves}
     needed = _ancestors(output)
     order = [n for n in graph.nodes if n in needed]

@@ -29,3 +29,27 @@ from favour.scalar.moments.piecewise import (
 )
 from favour.scalar.moments.record import Function, Kinks, Moments, Number, widen
 from favour.scalar.moments.tails import normal_tail
+
+__all__ = [
+    "Function",
+    "Kinks",
+    "Line",
+    "Moments",
+    "Number",
+    "affine",
+    "cos",
+    "deviations",
+    "exp",
+    "normal_tail",
+    "piecewise_curvature",
+    "piecewise_linear",
+    "piecewise_slope",
+    "power",
+    "quadrature",
+    "relu",
+    "second_order",
+    "sin",
+    "square",
+    "step",
+    "widen",
+]

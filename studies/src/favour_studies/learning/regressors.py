@@ -63,6 +63,7 @@ def network(inputs: int, p: float = 0.0) -> nn.Sequential:
     return nn.Sequential(*hidden, nn.Linear(WIDTH, 1))
 
 
+WARM_UP = 0.5  # of the epochs, as `favour.fit` does
 LR = {"means": 1e-2, "variances": 1e-2, "noise": 1e-2, "rates": 1e-2}
 
 
@@ -130,8 +131,9 @@ def sampled(rows: Rows, epochs: int, seed: int, draws: int) -> Trained:
     predict = favour.compile(model, rows.x[:2], check=False)
     best, state, curve = math.inf, copy.deepcopy(model.state_dict()), []
     kept = log_noise.detach().clone()
-    for _ in range(epochs):
+    for epoch in range(epochs):
         model.train()
+        weight = min(1.0, (epoch + 1) / max(1.0, WARM_UP * epochs)) ** 2
         for part in torch.randperm(len(rows.x)).split(BATCH):
             x, y = rows.x[part].repeat(draws, 1), rows.y[part].repeat(draws, 1)
             noise = log_noise.exp()
@@ -139,13 +141,13 @@ def sampled(rows: Rows, epochs: int, seed: int, draws: int) -> Trained:
             weights = favour.Posterior.from_module(model)
             divergence = losses.kl(weights, "layer", parameters=model)
             optimiser.zero_grad()
-            (nll + divergence / len(rows.x)).backward()
+            (nll + weight * divergence / len(rows.x)).backward()
             optimiser.step()
             schedule.step()
         with torch.no_grad():
             held = float(losses.predictive_nll(predict(rows.held_x), rows.held_y, "gaussian", noise=log_noise.exp()))
         curve.append((time.perf_counter() - begin, held))
-        if held < best:
+        if weight == 1 and held < best:
             best, state, kept = held, copy.deepcopy(model.state_dict()), log_noise.detach().clone()
     model.load_state_dict(state)
     noise = kept.exp()
