@@ -225,7 +225,7 @@ class Probe:
             else:
                 args.append(t.expand(n, *t.shape).flatten(0, 1))
         drawn = self.predictor("diag").sample(*args, n=1, generator=generator)
-        return [t[0].unflatten(0, (n, ROWS)) for t in drawn]
+        return [t[0].unflatten(0, (n, -1)) for t in drawn]
 
 
 def found(results: Any) -> Iterator[tuple[int, favour.Belief]]:

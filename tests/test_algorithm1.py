@@ -123,3 +123,35 @@ def test_gram_schmidt_keeps_first_column_and_is_orthogonal() -> None:
     gram = torch.einsum("rbn,sbn->brs", W, W)
     off = gram - torch.diag_embed(gram.diagonal(dim1=1, dim2=2))
     assert off.abs().max() < 1e-12
+
+
+def test_a_column_that_others_span_is_zero():
+    """Rounding is no direction: what it would point at depends on the order in which sums were taken."""
+    V = torch.randn(3, 2, 20, generator=torch.Generator().manual_seed(0), dtype=F64)
+    V[2] = 0.3 * V[0] - 2 * V[1]
+    V[:, 1] *= torch.tensor([1.0, 1e-14, 1.0], dtype=F64)[:, None]
+    made = gram_schmidt(V)
+    assert (made[2, 0] == 0).all() and (made[1, 1] == 0).all()
+    assert (made[:2, 0].norm(dim=-1) > 0).all()
+
+
+@pytest.mark.parametrize("rank", [3, 6])
+def test_a_covariance_of_lower_rank_gives_a_batch_of_one_what_its_row_has(rank: int) -> None:
+    g = torch.Generator().manual_seed(1)
+    columns = torch.randn(2, 5, 30, generator=g, dtype=F64)
+    M = torch.diag_embed(1e-3 + torch.zeros(5, 30, dtype=F64)) + torch.einsum("kbi,kbj->bij", columns, columns)
+    mix = torch.randn(rank, 2, generator=g, dtype=F64)
+    start = torch.einsum("rk,kbn->rbn", mix, columns)  # spans two directions
+    whole = dense(*decompose(products(M), M.diagonal(dim1=1, dim2=2), start, 3))
+    for i in range(5):
+        part = M[i : i + 1]
+        alone = dense(*decompose(products(part), part.diagonal(dim1=1, dim2=2), start[:, i : i + 1], 3))
+        torch.testing.assert_close(alone[0], whole[i], rtol=0, atol=1e-9)
+
+
+def test_what_the_start_does_not_see_is_found() -> None:
+    """A start of one direction, for a covariance of rank three."""
+    M = planted(60, 3, 0)[None]
+    start = torch.ones(3, 1, 60, dtype=F64)
+    error = (dense(*decompose(products(M), M.diagonal(dim1=1, dim2=2), start, 30)) - M).norm() / M.norm()
+    assert error < 1e-3

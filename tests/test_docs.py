@@ -29,8 +29,10 @@ import typer.main
 
 import favour
 import favour.cli
-from favour.methods import auto, dplr
+from favour.graph.traits import _TABLE
+from favour.methods import METHODS, auto, dplr
 from favour.rules.registry import RULES
+from favour.surrogate.gaussian import KINDS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -105,13 +107,15 @@ def run(page: Path, wanted: frozenset[str], folder: Path) -> None:
 
 @contextlib.contextmanager
 def same_rules() -> Iterator[None]:
-    """Rules that a page registers are forgotten behind it."""
-    known = dict(RULES)
+    """Rules, methods and kinds of posteriors that a page registers are forgotten behind it."""
+    tables: list[dict] = [RULES, METHODS, KINDS, _TABLE]
+    known = [dict(table) for table in tables]
     try:
         yield
     finally:
-        RULES.clear()
-        RULES.update(known)
+        for table, before in zip(tables, known, strict=True):
+            table.clear()
+            table.update(before)
 
 
 def assert_same(printed: str, shown: str, where: str) -> None:

@@ -10,6 +10,7 @@ from favour.classify.scores import (
     least_confidence,
     logits,
     max_probability,
+    of_draws,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "least_confidence",
     "logits",
     "max_probability",
+    "of_draws",
 ]

@@ -1,15 +1,24 @@
-"""Random networks keep the contract, with every method; `benchmarks/contract.py` tries thousands."""
+"""Random networks and every operation keep the contract with every method; `benchmarks/contract.py` tries thousands."""
 
 import warnings
 
 import pytest
 import torch
 from fuzz.architectures import draws, network
-from fuzz.contract import violations
+from fuzz.contract import broken_rules, violations
+from fuzz.probes import Ordinary, name, probes
+from hostile import first_of_each
 
 import favour
+from favour.graph.traits import set_traits
+from favour.rules.registry import RULES
+from favour.surrogate import Generic, LatentNoise, Surrogate
 
 OPTIONS = [{"method": "adjoint"}, {"method": "adjoint", "secant": True}, {"method": "dplr"}, {"method": "diag"}]
+PROBES = probes()
+WAYS = ("dropout", "layer", "belief")
+FIRST = [(case, WAYS[i % 3]) for i, case in enumerate(first_of_each([case for case, way in PROBES if way == "belief"]))]
+FIRST = [each for each in FIRST if each in PROBES]
 
 
 def hold(seed, options):
@@ -17,8 +26,18 @@ def hold(seed, options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", favour.FavourWarning)
         predict = favour.compile(made.model, made.example, check=False, **options)
-    found = violations(predict, made.example)
+    found = violations(predict, made.example) + broken_rules(predict, made.example)
     assert not found, f"seed {seed} ({made.family}: {', '.join(made.words)}): {'; '.join(found)}"
+
+
+def probe(case, way, options):
+    made = Ordinary(case, way)
+    if not made.answers:
+        pytest.skip("the network's own draws are not finite")
+    for option in options:
+        predict = made.predictor(option)
+        found = violations(predict, *made.args) + broken_rules(predict, *made.args)
+        assert not found, f"{option}: {'; '.join(found)}"
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -26,11 +45,43 @@ def test_random_networks_keep_the_contract(seed):
     hold(seed, OPTIONS[seed % len(OPTIONS)])
 
 
+@pytest.mark.parametrize("case, way", FIRST, ids=[name(*each) for each in FIRST])
+def test_operations_keep_the_contract(case, way):
+    probe(case, way, ["secant"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case, way", PROBES, ids=[name(*each) for each in PROBES])
+def test_all_operations_keep_the_contract(case, way):
+    probe(case, way, ["secant", "pairs", "rank", "dplr", "diag"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40, 540))
 def test_many_random_networks_keep_the_contract(seed):
     for options in [*OPTIONS, {"method": "adjoint", "rank": 3}, {"method": "adjoint", "pairs": 8}]:
         hold(seed, options)
+
+
+def test_a_wrong_map_and_a_wrong_noise_are_found():
+    """A rule whose transpose is off by a factor, and one whose noise is not its diagonal."""
+    overload = torch.ops.aten.tanh.default
+    known = RULES[overload]
+
+    def wrong(ctx, x):
+        G = Generic(lambda d: 2 * d, lambda g: 3 * g, lambda v: 4 * v, one_per_column=True)
+        noise = LatentNoise(lambda z: z, lambda g: g, 2 * torch.ones_like(x.mean), tuple(x.mean.shape[1:]))
+        return Surrogate(2 * x.mean, [(x, G)], [noise])
+
+    case, way = next(each for each in PROBES if each[0].overload == "aten.tanh.default" and each[1] == "belief")
+    made = Ordinary(case, way)
+    favour.rule(overload, override=True)(wrong)
+    try:
+        found = broken_rules(made.predictor("adjoint"), *made.args)
+    finally:
+        RULES[overload] = known
+        set_traits(overload, known.traits)
+    assert any("transpose" in what for what in found) and any("diagonal" in what for what in found)
 
 
 def test_a_network_is_a_function_of_its_seed():

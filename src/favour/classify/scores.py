@@ -173,11 +173,28 @@ def max_probability(source: Source, *, nodes: int = NODES) -> Tensor:
     return least_confidence(source, nodes=nodes)
 
 
+def of_draws(source: Source, score: Callable[[Tensor], Tensor], *, nodes: int = NODES) -> Tensor:
+    """A score of your own, of a belief over logits or of draws (n, B, C) of them.
+
+    Args:
+        source: As other scores take it.
+        score: Of draws (b, C, n) of the logits of b inputs, to (…, b); it is called for some inputs at a time.
+        nodes: For a belief, the number of nodes that stand for draws.
+
+    The mean probability of the likeliest class of each draw:
+
+    >>> confidence = of_draws(Belief.point(torch.zeros(1, 4)), lambda z: z.softmax(1).amax(1).mean(-1))
+    >>> confidence
+    tensor([0.2500])
+    """
+    return _of_draws(_checked(source), score, nodes)
+
+
 # ---- scores of draws, (b, C, n) → (b,): with the draws innermost sums over classes run along whole rows of memory
 
 
 def _of_draws(source: Source, score: Callable[[Tensor], Tensor], nodes: int = NODES) -> Tensor:
-    """A score of draws (n, B, C) or nodes, for as many inputs at a time as a CPU's cache holds."""
+    """For as many inputs at a time as a CPU's cache holds."""
     z = source if isinstance(source, Tensor) else node_outputs(source, nodes)
     by_input = z.permute(1, 2, 0)
     if torch.compiler.is_compiling():

@@ -7,6 +7,10 @@ second one replaced by a single step of subspace iteration. M is never formed: a
 products with M per iteration. Between iterations V holds unit eigenvector estimates times their eigenvalue estimates,
 so the current low-rank part is V S⁻¹ Vᵀ with S the diagonal matrix of column norms; the result is V S^(−1/2).
 
+A column that the others span is rounding after orthogonalisation, and its direction an accident of the order in which
+sums were taken: of the batch, say. It is made zero, and a zero column goes on from a direction that is the same for
+every input, so that what the start did not see can still be found.
+
 The paper uses one symbol for the input's diagonal and the iterate's; here the iterate is `diag`.
 
 | symbol | here | shape |
@@ -18,12 +22,16 @@ The paper uses one symbol for the input's diagonal and the iterate's; here the i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from favour.surrogate import flat
+
+# A number this much smaller than those it is the difference of is rounding: a power of the dtype's precision.
+NOTHING = 0.6
 
 
 def decompose(
@@ -47,12 +55,13 @@ def decompose(
     shape = (r, *diagonal.shape)
     target = flat(diagonal.unsqueeze(0)).squeeze(0)  # (batch, n)
     V = start.expand(shape).reshape(r, *target.shape)
+    waves = _waves(r, V)
     for _ in range(iterations):
         norms = _norms(V)
-        unit = V / norms
-        diag = (target - (V * unit).sum(0)).clamp_min(0)
-        V = matmul(unit.reshape(shape)).reshape(V.shape) - diag * unit
-        V = gram_schmidt(V)
+        diag = (target - (V * V / norms).sum(0)).clamp_min(0)
+        unit = torch.where(V.square().sum(-1, keepdim=True) > 0, V / norms, waves)
+        product = matmul(unit.reshape(shape)).reshape(V.shape)
+        V = gram_schmidt(product - diag * unit, product)
     norms = _norms(V)
     factor = V / norms.sqrt()
     diag = (target - factor.square().sum(0)).clamp_min(0)
@@ -65,18 +74,38 @@ def _norms(V: Tensor) -> Tensor:
     return torch.where(squared > 0, squared, 1.0).sqrt()
 
 
-def gram_schmidt(V: Tensor) -> Tensor:
+def _waves(count: int, like: Tensor) -> Tensor:
+    """Unit directions to go on from, orthogonal while count ≤ n: √(2/n) cos(π(k + 1)(i + ½)/n), (count, 1, n)."""
+    n = like.shape[-1]
+    places = torch.arange(n, device=like.device, dtype=like.dtype) + 0.5
+    counts = torch.arange(1, count + 1, device=like.device, dtype=like.dtype)
+    return (math.sqrt(2 / n) * torch.cos(math.pi / n * counts[:, None] * places)).unsqueeze(1)
+
+
+def nothing(dtype: torch.dtype) -> float:
+    """What is rounding, relative to the numbers it is the difference of."""
+    return float(torch.finfo(dtype).eps ** NOTHING)
+
+
+def gram_schmidt(V: Tensor, parts: Tensor | None = None) -> Tensor:
     """Orthogonalise the columns, in order, without normalising them. O(n r²).
 
     Written in the modified form (each column is removed from all later ones at once), which is stable; a column that
-    depends on earlier ones comes out as zero up to rounding.
+    depends on earlier ones comes out as zero.
+
+    Args:
+        V: (r, batch, n).
+        parts: Columns that V's are differences of, where they are larger than V's.
     """
     columns = list(V.unbind(0))
-    for k in range(len(columns) - 1):
-        v = columns[k]  # (batch, n)
-        squared = v.square().sum(-1, keepdim=True)
-        unit = v / torch.where(squared > 0, squared, 1.0)
-        rest = torch.stack(columns[k + 1 :])
-        rest = rest - (rest * v).sum(-1, keepdim=True) * unit
-        columns[k + 1 :] = list(rest.unbind(0))
+    largest = (V if parts is None else parts).square().sum(-1, keepdim=True).amax(0) if columns else V
+    least = largest * nothing(V.dtype) ** 2  # (batch, 1)
+    for k in range(len(columns)):
+        squared = columns[k].square().sum(-1, keepdim=True)
+        kept = squared > least
+        columns[k] = v = torch.where(kept, columns[k], 0.0)  # (batch, n)
+        if k + 1 < len(columns):
+            rest = torch.stack(columns[k + 1 :])
+            rest = rest - (rest * v).sum(-1, keepdim=True) * (v / torch.where(kept, squared, 1.0))
+            columns[k + 1 :] = list(rest.unbind(0))
     return torch.stack(columns) if columns else V

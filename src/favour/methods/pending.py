@@ -8,7 +8,7 @@ What Algorithm 1 and its starts need of it are products, the diagonal and Gram m
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ class Pending:
     columns: Tensor | None
     diag: Tensor | None
     like: Tensor
+    _diagonal: Tensor | None = field(default=None, init=False, repr=False)
 
     def matmul(self, V: Tensor) -> Tensor:
         total = torch.zeros_like(V) if self.diag is None else V * self.diag
@@ -40,6 +41,11 @@ class Pending:
 
     def diagonal(self) -> Tensor:
         """diag(M), exact before compression."""
+        if self._diagonal is None:
+            self._diagonal = self._summed()
+        return self._diagonal
+
+    def _summed(self) -> Tensor:
         total = torch.zeros_like(self.like) if self.diag is None else self.diag
         for G, variance in self.spread:
             total = total + G.square(variance)

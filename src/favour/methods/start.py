@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from favour.belief.covariance import square_root
-from favour.methods.algorithm1 import decompose, gram_schmidt
+from favour.methods.algorithm1 import decompose, gram_schmidt, nothing
 from favour.methods.pending import Pending, Start
 from favour.passes.plan.steps import Step
 from favour.surrogate import flat, weighted_gram
@@ -84,11 +84,11 @@ def warm_start(starts: dict[str, Tensor], seed: int) -> Start:
             guess = pending.columns
         else:
             guess = _draws(reduced, rank, noise)
-        guess = _eigenvalue_scale(flat(guess)).reshape(guess.shape)
+        guess = _eigenvalue_scale(guess, pending)
         if not (affordable and pending.spread):
             return guess
         _, factor = decompose(reduced.matmul, pending.diagonal(), guess, min(4, max(CHEAP_ITERATIONS, rank)))
-        return _eigenvalue_scale(flat(factor)).reshape(factor.shape)
+        return _eigenvalue_scale(factor, pending)
 
     return start
 
@@ -137,6 +137,10 @@ def _draws(pending: Pending, rank: int, noise: Callable[[str, tuple[int, ...]], 
     return total
 
 
-def _eigenvalue_scale(V: Tensor) -> Tensor:
-    """Columns √ψ·z to ψ·z, which is what Algorithm 1 iterates on."""
-    return V * square_root(V.square().sum(-1, keepdim=True))
+def _eigenvalue_scale(columns: Tensor, pending: Pending) -> Tensor:
+    """Columns √ψ·z to ψ·z, which is what Algorithm 1 iterates on; to zero where ψ is rounding beside the trace of M."""
+    V = flat(columns)
+    squared = V.square().sum(-1, keepdim=True)
+    trace = pending.diagonal().flatten(1).sum(-1, keepdim=True)
+    V = torch.where(squared > trace * nothing(V.dtype), V * square_root(squared), 0.0)
+    return V.reshape(columns.shape)

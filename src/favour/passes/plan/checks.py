@@ -53,7 +53,7 @@ def check_rules(graph: Graph, uncertain: set[Node]) -> None:
         lines = "\n".join(f"  - {p}" for p in dict.fromkeys(problems))
         raise UnsupportedOperation(
             f"favour cannot propagate uncertainty through {len(problems)} operation(s):\n{lines}\n"
-            "Register a rule with `@favour.rule(...)` (see docs/adding-a-rule.md), or rewrite those lines."
+            "Register a rule with `@favour.rule(...)` (see docs/adding.md), or rewrite those lines."
         )
 
 

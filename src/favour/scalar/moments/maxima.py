@@ -328,8 +328,9 @@ def largest_dropped(entries: Sequence[Law], rates: Sequence[Number], depth: int 
 def without_floor(y: Dropped, entries: Sequence[Law], rates: Sequence[Number]) -> Dropped:
     """The largest of D_i x_i alone, given `largest_dropped` of them and 0."""
     none = torch.ones_like(y.mean)
-    for x, p in zip(entries, rates, strict=True):
-        none = none * (1 - p * (x.mean > ABSENT).to(none.dtype))
+    there = [(x.mean > ABSENT).to(none.dtype) for x in entries]
+    for here, p in zip(there, rates, strict=True):
+        none = none * (1 - p * here)
     full, weights = largest([x.scaled(1 / (1 - p)) for x, p in zip(entries, rates, strict=True)])
     below = relu(-full.mean, full.variance)
     mean = y.mean - none * below.mean
@@ -338,5 +339,5 @@ def without_floor(y: Dropped, entries: Sequence[Law], rates: Sequence[Number]) -
     variance = y.variance + none * second + none * below.mean * (2 * y.mean - none * below.mean)
     pairs = list(zip(y.slopes, weights, rates, strict=True))
     slopes = [a + none * below.slope * w / (1 - p) for a, w, p in pairs]
-    draws = [d - none / (1 - p) * below.mean for d, p in zip(y.draws, rates, strict=True)]
+    draws = [d - here * none / (1 - p) * below.mean for d, here, p in zip(y.draws, there, rates, strict=True)]
     return Dropped(mean, variance.clamp(min=0), slopes, draws)
