@@ -102,7 +102,8 @@ def _matrix(belief: favour.Belief) -> Tensor:
 
 def surrogates(predict: favour.Predictor, *args: Any) -> Iterator[tuple[str, Surrogate]]:
     """Every surrogate of a prediction, with what it is of."""
-    bound, method = predict._bound(predict._leaves(args, {}), predict.posterior())
+    program = predict.program
+    bound, method = program.bind(program.inputs(args, {}))
     bound.watched = True
     method.run(bound)
     for entry in bound.sweep.tape if bound.sweep is not None else ():
