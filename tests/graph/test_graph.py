@@ -9,10 +9,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import favour
+from favour.errors import CaptureError
 from favour.graph.capture import capture
 from favour.passes.plan.steps import configure
 
@@ -54,6 +56,45 @@ class Nested(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(x)
+
+
+# ------------------------------------------------------------- what people wrap around a model
+
+
+def data_parallel(model: nn.Module) -> nn.Module:
+    return nn.DataParallel(model)
+
+
+def distributed(model: nn.Module) -> nn.Module:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return nn.parallel.DistributedDataParallel(model)
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    return torch.compile(model, backend="eager")
+
+
+@pytest.mark.parametrize("wrap", [data_parallel, distributed, compiled])
+def test_a_wrapped_model_is_the_model(wrap) -> None:
+    model, x = Nested(), torch.randn(3, 5)
+    want = favour.compile(model, x, check=False)(x)
+    have = favour.compile(nn.Sequential(wrap(model)), x, check=False)(x)
+    close(have.mean, want.mean, 1e-6)
+    close(have.covariance_matrix, want.covariance_matrix, 1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["scripted", "quantised"])
+def test_a_model_turned_into_code_of_torchs_own_is_refused_by_name(kind: str) -> None:
+    inner: nn.Module = nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.2), nn.Linear(4, 2))
+    if kind == "scripted":
+        inner = torch.jit.script(inner)
+    else:
+        inner = torch.ao.quantization.quantize_dynamic(inner, {nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(CaptureError, match=r"^`1(\.0)?` is .*as it was before") as caught:
+        favour.compile(nn.Sequential(nn.Linear(5, 5), inner), torch.randn(3, 5))
+    assert len(str(caught.value)) < 500
 
 
 # ------------------------------------------------------------- what is captured

@@ -23,7 +23,7 @@ from favour.graph.example import without_caches
 from favour.graph.exported import from_exported
 from favour.graph.node import Graph, Node
 from favour.graph.quietly import quietly
-from favour.graph.refusals import explain
+from favour.graph.refusals import explain, refuse_compiled_code
 from favour.graph.silent import quiet
 from favour.graph.tracing import TRACING
 from favour.passes.normalise.multihead import put_batch_first
@@ -55,6 +55,8 @@ def set_capture_flags(model: nn.Module) -> None:
             module.sampling = False  # type: ignore[assignment]
         if hasattr(module, "capturing"):
             module.capturing = True  # type: ignore[assignment]
+        if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            module.forward = module.module.forward  # without what shares the work among devices
     quiet(model)
 
 
@@ -94,6 +96,7 @@ class Taking:
     def __init__(
         self, model: nn.Module, leaves: list[Any], in_spec: pytree.TreeSpec, batch: int, dynamic: Dynamic
     ) -> None:
+        refuse_compiled_code(model)
         self.model, self.leaves, self.in_spec, self.batch, self.dynamic = model, leaves, in_spec, batch, dynamic
 
     def has_batch(self, leaf: Any) -> bool:
