@@ -1,7 +1,7 @@
 """The zoo: unmodified models of many packages, in small configurations, against samples drawn by torch alone.
 
 Each package is installed into an environment of its own (build/zoo/PACKAGE), on top of this one's torch, and each model
-runs there in a process of its own (benchmarks/zoo/row.py), in one thread. benchmarks/zoo/held_out.json names ten models that were
+runs there in a process of its own (benchmarks/zoo/row.py), in one thread. benchmarks/zoo/held_out.json names ten that were
 drawn by a seed before any was tried; they are reported apart.
 
     mean error          of the mean, in standard deviations, and
@@ -119,7 +119,9 @@ def main() -> None:
     parser.add_argument("--held-out", action="store_true", help="the ten held out, and no others")
     parser.add_argument("--draws", type=int, default=2000)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="the errors, the exported files, or both")
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=PARTS, help="the errors, the exported files, or both"
+    )
     parser.add_argument("--build", action="store_true", help="only build the models and call them, without favour")
     given = parser.parse_args()
     listed = [sys.executable, str(HERE / "row.py"), "--list"]

@@ -313,6 +313,17 @@ def test_capture_nested_input_structures() -> None:
     close(predict(batch).mean, Structured()(batch), 1e-6)
 
 
+def test_an_output_that_is_one_certain_number() -> None:
+    class Penalised(nn.Linear):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return F.dropout(super().forward(x), 0.2, self.training), self.weight.square().sum()
+
+    model, x = Penalised(5, 2), torch.randn(3, 5)
+    belief, penalty = favour.compile(model, x, check=False)(x)
+    close(belief.mean, model.eval()(x)[0], 1e-6)
+    close(penalty, model.weight.square().sum(), 1e-6)
+
+
 @dataclass
 class Result:
     logits: Tensor

@@ -14,7 +14,7 @@ operations, so that `reshape` and `contiguous`, which copy only when they must, 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -232,11 +232,9 @@ class _Rewriter:
             if place is not None:
                 return self._new(base, place[0], (self.now(base), value, *place[1:]), {}, node)
         if target in _SCATTER:
-            open_ended = (
-                None if a == _END else a for a in rest
-            )  # vmap's slice_scatter overflows on the largest integer
-            args = (self.now(base), value, *open_ended)
-            return self._new(base, _SCATTER[target], args, dict(view.kwargs), node)
+            if target is aten.slice.Tensor:
+                rest = _bounds(rest, base.shape or ())
+            return self._new(base, _SCATTER[target], (self.now(base), value, *rest), dict(view.kwargs), node)
         if target is aten.narrow.default and all(isinstance(a, int) for a in rest):
             dim, start, length = rest
             args = (self.now(base), value, dim, start, start + length)
@@ -266,6 +264,17 @@ class _Rewriter:
         (args, kwargs), (others, options) = self.written[a], self.written[b]
         alike = a.target is b.target and args[1:] == others[1:] and kwargs == options
         return alike and a.target is not operator.getitem and self._same_place(self.base[a], self.base[b])
+
+
+def _bounds(rest: Sequence[Any], shape: Sequence[int | str]) -> list[Any]:
+    """Dimension, ends and step of a slice as vmap's slice_scatter takes them: neither open nor counted from behind."""
+    dim, *ends = rest
+    size = shape[dim]
+    known = isinstance(size, int)
+    return [dim] + [
+        None if a == _END else a + size if i < 2 and known and isinstance(a, int) and a < 0 else a  # type: ignore[operator]
+        for i, a in enumerate(ends)
+    ]
 
 
 def _piece(pieces: Node, base: Node, index: int) -> tuple | None:
