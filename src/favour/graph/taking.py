@@ -50,6 +50,8 @@ def set_capture_flags(model: nn.Module) -> None:
     for module in model.modules():
         # Norms that keep running statistics are deterministic functions at prediction time.
         frozen = hasattr(module, "running_mean") or hasattr(module, "track_running_stats")
+        hooks = [*module._forward_pre_hooks.values(), module]  # a spectral norm iterates while training
+        frozen = frozen or any(type(h).__name__ in ("SpectralNorm", "_SpectralNorm") for h in hooks)
         module.training = not frozen
         if hasattr(module, "favour_posterior"):
             module.sampling = False  # type: ignore[assignment]
