@@ -676,3 +676,25 @@ def test_prune_keeps_inputs_in_place() -> None:
     assert [n.name for n in graph.inputs if n is not None] == ["x", "unused"]
     predict = favour.compile(Ignoring(), (torch.randn(2, 3), torch.randn(2, 4)))
     close(predict(torch.ones(3, 3), torch.ones(3, 4)).mean, torch.full((3, 3), 2.0), 1e-6)
+
+
+# ----------------------------------------------------- modules that raise, masks
+
+
+class Tried(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.drop = nn.Linear(5, 5), nn.Dropout(0.2)
+        self.register_buffer("mask", torch.full((5, 5), float("-inf")).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            y = self.layer(x, lengths=None)
+        except TypeError:
+            y = self.layer(x)
+        return (self.drop(y).unsqueeze(1) + self.mask).softmax(-1).sum(1)
+
+
+def test_code_may_catch_what_a_module_raises_and_hold_a_mask() -> None:
+    model, x = Tried(), torch.randn(3, 5)
+    close(favour.compile(model, x, dropout={"drop": 0}, check=False)(x).mean, model.eval()(x), 1e-5)

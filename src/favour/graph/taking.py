@@ -25,7 +25,7 @@ from favour.graph.node import Graph, Node
 from favour.graph.quietly import quietly
 from favour.graph.refusals import explain, refuse_compiled_code
 from favour.graph.silent import quiet
-from favour.graph.tracing import TRACING
+from favour.graph.tracing import TRACING, modules_may_fail
 from favour.passes.normalise.multihead import put_batch_first
 from favour.passes.normalise.recurrent import check_recurrent
 
@@ -182,7 +182,15 @@ class Taking:
         named = signature.bind(*arg_shapes, **kwarg_shapes).arguments
         generators = _generators()
         try:
-            with TRACING, warnings.catch_warnings(), torch.no_grad(), _plain_einsum(), quietly(), deciding(decisions):
+            with (
+                TRACING,
+                warnings.catch_warnings(),
+                torch.no_grad(),
+                _plain_einsum(),
+                quietly(),
+                modules_may_fail(),
+                deciding(decisions),
+            ):
                 warnings.simplefilter("ignore")
                 program = torch.export.export(clone, args, kwargs, dynamic_shapes=dict(named), strict=False)
         except FavourError:

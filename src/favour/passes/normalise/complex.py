@@ -1,7 +1,7 @@
 """Complex numbers as pairs of real ones: Fourier transforms and rotary embeddings at uncertain tensors.
 
-A complex tensor z of shape S is the real tensor (Re z, Im z) of shape (*S, 2). All that happens to it is then linear, or a
-product, in real numbers: a transform along an axis of length n is the matrix of what it does to the 2n unit vectors
+A complex tensor z of shape S is the real tensor (Re z, Im z) of shape (*S, 2). All that happens to it is then linear, or
+a product, in real numbers: a transform along an axis of length n is the matrix of what it does to the 2n unit vectors
 (n, for real input), which torch is asked for, and (a + ib)(c + id) = ac − bd + i(ad + bc).
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from favour.errors import UnsupportedOperation
 from favour.graph.node import Graph, Node
 from favour.passes.normalise.composites import arguments
 from favour.passes.rewriting import Builder, Shape, rewrite
@@ -42,8 +43,15 @@ _SUMS = {aten.add.Tensor, aten.sub.Tensor}
 
 def make_real(graph: Graph, uncertain: Collection[Node]) -> None:
     """Rewrite what is complex and uncertain. Assumes that nothing writes in place."""
-    if any(n.dtype is not None and n.dtype.is_complex for n in uncertain):
-        rewrite(graph, _Pairs(uncertain))
+    found = [n for n in graph.nodes if n in uncertain and n.dtype is not None and n.dtype.is_complex]
+    if not found:
+        return
+    if any(n in graph.outputs for n in found):
+        raise UnsupportedOperation(
+            f"the output of `{found[-1].target}` at {found[-1].place} is complex; a belief is of real numbers: return "
+            "`torch.view_as_real` of it."
+        )
+    rewrite(graph, _Pairs(uncertain))
 
 
 class _Pairs:
@@ -189,9 +197,7 @@ class _Pairs:
             ]
         rows = []
         for u in units:
-            made = new.call(
-                target, u, n, -1, norm, shape=(size, out), dtype=new.dtype if real else _complex(new.dtype)
-            )
+            made = new.call(target, u, n, -1, norm, shape=(size, out), dtype=new.dtype if real else _complex(new.dtype))
             rows.append(made if real else new.call(aten.view_as_real.default, made, shape=(size, out, 2)))
         results = out * (1 if real else 2)
         if not pair:

@@ -6,9 +6,9 @@
     max(a, b) = b + relu(a − b)                  where(a > b, a, b) = max(a, b)
     1(a > b) = (1 + sign(a − b))/2               where(c, a, b) = b + c·(a − b) for a random c
 
-`torch.special` has other names for what has rules, and NaN and infinities, which `nan_to_num` replaces, have no beliefs.
-A comparison becomes a number only where all that read it take it for one. Comparisons and extremes of code on one
-tensor, x·1(x > 0), are a function of it (`fusion`), so that what is left of them is written out afterwards.
+`torch.special` has other names for what has rules, and NaN and infinities, which `nan_to_num` replaces, no beliefs. A
+comparison becomes a number only where all that read it take it for one. Comparisons and extremes of code on one tensor,
+x·1(x > 0), are a function of it (`fusion`), so that what is left of them is written out afterwards.
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ def _product(node: Node, new: Builder) -> Node | None:
     shape = tuple(s for i, s in enumerate(_shape(x)) if i != dim)
     factors = [new.call(aten.select.int, x, dim, i, shape=shape) for i in range(size)]
     while len(factors) > 1:
-        pairs = [new.call(aten.mul.Tensor, a, b, shape=shape) for a, b in zip(factors[::2], factors[1::2], strict=False)]
+        pairs = [
+            new.call(aten.mul.Tensor, a, b, shape=shape) for a, b in zip(factors[::2], factors[1::2], strict=False)
+        ]
         factors = pairs + factors[2 * len(pairs) :]
     if not given["keepdim"]:
         return factors[0]

@@ -180,12 +180,8 @@ def _wholes(structure: Any, call: Call) -> Any:
 )
 def over_all(call: Call) -> Lifted:
     """Reductions over all dimensions, or over those that are named."""
-    names = {
-        aten.sum.default: aten.sum.dim_IntList,
-        aten.mean.default: aten.mean.dim,
-        aten.max.default: aten.amax.default,
-        aten.min.default: aten.amin.default,
-    }
+    names = {aten.sum.default: aten.sum.dim_IntList, aten.mean.default: aten.mean.dim}
+    names |= {aten.max.default: aten.amax.default, aten.min.default: aten.amin.default}
     node = call.node
     target = names.get(node.target)
     if target is None:
