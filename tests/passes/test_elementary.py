@@ -10,7 +10,7 @@ import favour
 from favour.errors import UnsupportedOperation
 
 DRAWS = 20_000
-WIDTH = 0.05
+WIDTH = 0.02
 halves = lambda x: (x[:, :4], x[:, 4:])  # noqa: E731
 
 
@@ -42,7 +42,7 @@ def spreads(x: Tensor) -> Tensor:
 
 def masked(x: Tensor) -> Tensor:
     a, b = halves(x)
-    return torch.where((a > b) & ~(b < -1), a - 1, b).masked_fill(a <= 0.5 * b, 0.5) + a * (b > 0)
+    return torch.where((a > b) & ~(b < -1), a - 1, b).masked_fill(a <= b - 0.525, 0.5) + a * (b > 0)
 
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -1,7 +1,7 @@
 """Complex numbers as pairs of real ones: Fourier transforms and rotary embeddings at uncertain tensors.
 
-A complex tensor z of shape S is the real tensor (Re z, Im z) of shape (*S, 2). All that happens to it is then linear, or
-a product, in real numbers: a transform along an axis of length n is the matrix of what it does to the 2n unit vectors
+A complex tensor z of shape S is the real tensor (Re z, Im z) of shape (*S, 2). What happens to it is then linear, or a
+product, in real numbers: a transform along an axis of length n is the matrix of what it does to the 2n unit vectors
 (n, for real input), which torch is asked for, and (a + ib)(c + id) = ac − bd + i(ad + bc).
 """
 
