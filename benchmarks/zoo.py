@@ -1,8 +1,8 @@
 """The zoo: unmodified models of many packages, in small configurations, against samples drawn by torch alone.
 
 Each package is installed into an environment of its own (build/zoo/PACKAGE), on top of this one's torch, and each model
-runs there in a process of its own (benchmarks/zoo/row.py), in one thread. benchmarks/zoo/held_out.json has ten that were
-drawn by a seed before any was tried; they are reported apart.
+runs there in a process of its own (benchmarks/zoo/row.py), in one thread. benchmarks/zoo/held_out.json names ten models
+that were drawn by a seed before any was tried; they are reported apart.
 
     mean error          of the mean, in standard deviations, and
     covariance error    relative, Frobenius; of the variances alone beyond 64 outputs
