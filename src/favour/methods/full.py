@@ -112,9 +112,9 @@ def check_room(surrogate: Surrogate, mixed: list[Value], step: Step) -> None:
     if needed > free:
         raise InsufficientMemory(
             f"method='full' would hold {count:,} columns of {entries_of(surrogate.mean):,} entries at "
-            f"`{step.node.target}` at {step.node.place}, for {len(surrogate.mean)} inputs about "
-            f"{needed / 2**30:.1f} GiB where {free / 2**30:.1f} are free. method='adjoint' has the same covariance without columns; fewer inputs at a "
-            "time take less (`memory=` in bytes does that)."
+            f"`{step.node.target}` at {step.node.place}: for {len(surrogate.mean)} inputs {needed / 2**30:.2f} GiB, "
+            f"where {free / 2**30:.2f} are free. method='adjoint' has the same covariance without columns; fewer "
+            "inputs at a time take less (`memory=` in bytes does that)."
         )
 
 
