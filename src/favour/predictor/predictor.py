@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from favour.belief import intervals
@@ -16,7 +16,7 @@ from favour.belief.joint import Joint
 from favour.classify import classes
 from favour.classify.head import find_head, remember_call
 from favour.errors import computing
-from favour.graph.node import Graph, Node
+from favour.graph.node import Node
 from favour.inspect import describe
 from favour.inspect.attribution import Attribution
 from favour.inspect.explain import Explanation, explanation, stand_in
@@ -27,6 +27,7 @@ from favour.passes.plan.steps import Plan
 from favour.posterior import Posterior
 from favour.predictor import across
 from favour.predictor.arguments import accepts_arrays
+from favour.predictor.drawing import Drawing
 from favour.predictor.program import Program
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Predictor"]
 
 
-class Predictor(nn.Module):
+class Predictor(Drawing):
     """Predicts beliefs. Made by `favour.compile` or `favour.load`."""
 
     def __init__(self, program: Program) -> None:
@@ -51,11 +52,6 @@ class Predictor(nn.Module):
 
     def _repr_html_(self) -> str:
         return describe.html(self)
-
-    @property
-    def graph(self) -> Graph:
-        """The network as captured, dropout overrides applied."""
-        return self.program.graph
 
     @property
     def numerics(self) -> Numerics:
@@ -271,27 +267,6 @@ class Predictor(nn.Module):
         return classes.divergence(self, args, kwargs, kind, estimator, draws)
 
     @accepts_arrays
-    def draws(self, *args: Any, n: int | None = None, **kwargs: Any) -> Tensor:
-        """Draws of the logits from the last layers, (n, batch, C), fixed for an input: see `favour.classify.head`.
-
-        `favour.scores` takes them like samples: `scores.jsd(predict.draws(x))` keeps what a Gaussian loses.
-
-        Args:
-            args, kwargs: The model's.
-            n: At least so many; by default what `probabilities` takes.
-
-        Raises:
-            UnsupportedOperation: The network has no head, as `favour.classify.head` defines it.
-
-        Example:
-            >>> import favour
-            >>> model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3))
-            >>> favour.compile(model, torch.randn(2, 4)).draws(torch.randn(5, 4), n=960).shape
-            torch.Size([960, 5, 3])
-        """
-        return classes.draws(self, args, kwargs, n)
-
-    @accepts_arrays
     def attribute(self, *args: Any, **kwargs: Any) -> Any:
         """How much of each output's variance comes from which dropout, parameter or nonlinearity.
 
@@ -364,12 +339,6 @@ class Predictor(nn.Module):
         from favour.predictor.streaming import stream
 
         return stream(self, loader, device, results, inputs, compiled, prefetch, progress)
-
-    @accepts_arrays
-    def sample(self, *args: Any, n: int, generator: torch.Generator | None = None, **kwargs: Any) -> Any:
-        """Draw n outputs of the network itself (not of the belief), (n, batch, *event)."""
-        drawn = self.program.sample(self.program.inputs(args, kwargs), n, generator)
-        return pytree.tree_unflatten(drawn, self.graph.out_spec)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the whole predictor: graph, tensors, posterior and settings. No code is pickled; see `favour.load`.
