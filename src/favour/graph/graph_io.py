@@ -21,7 +21,7 @@ from favour.files.checksum import check_archive, expect_checksum, seal_archive
 from favour.files.members import Members
 from favour.files.replacing import replaced
 from favour.files.tensors import read_values
-from favour.graph.capture import Graph, Node
+from favour.graph.node import Graph, Node
 from favour.graph.operations import operation, operation_name, without_memory_format
 
 FORMAT = "favour-predictor"

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from favour.errors import CorruptFile, UnsupportedOperation
-from favour.rules.registry import RULES
+from favour.graph.traits import has_rule
 
 SIZE_OPERATORS = {
     f.__name__: f
@@ -151,7 +151,7 @@ def without_memory_format(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
 def _admitted(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    if target in RULES:
+    if has_rule(target):
         return True
     packet = str(target).split(".")[1]
     return target.namespace == "aten" and packet in _PLAIN and functional(target)

@@ -191,6 +191,7 @@ class Traits:
 
 NONE = Traits()
 _TABLE: dict[Any, Traits] = {}
+_RULED: set[Any] = set()  # operations that have a rule
 
 
 def declare(*targets: Any, traits: Traits) -> None:
@@ -200,8 +201,14 @@ def declare(*targets: Any, traits: Traits) -> None:
 
 
 def set_traits(target: Any, traits: Traits) -> None:
-    """Say all that is known of an operation; what was said before is forgotten."""
+    """Say all that is known of an operation that is given a rule; what was said before is forgotten."""
     _TABLE[target] = traits
+    _RULED.add(target)
+
+
+def has_rule(target: Any) -> bool:
+    """Whether an operation has a rule."""
+    return target in _RULED
 
 
 def traits_of(target: Any) -> Traits:
