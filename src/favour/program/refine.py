@@ -14,7 +14,7 @@ from torch import Tensor
 from favour.belief import Belief
 from favour.belief.refined import Refined, refined, together
 from favour.errors import InvalidValue, UnsupportedOperation
-from favour.graph.capture import split_example
+from favour.graph.example import split_example
 from favour.methods.control import control_of
 from favour.methods.sampling import Sampler, check_count
 from favour.program.program import Program
