@@ -21,6 +21,7 @@ import torch
 from favour.errors import InvalidType, InvalidValue, ShapeMismatch, UnknownName
 from favour.graph.node import Graph, Node, nodes_in, replace_nodes, with_argument
 from favour.graph.sizes import entries
+from favour.graph.traits import Argument
 from favour.passes.marking import mark_uncertain
 from favour.passes.normalise.commuting import rule_for
 from favour.passes.normalise.derived import DerivedNode, final_reads
@@ -164,7 +165,7 @@ def _rate_node(p: torch.Tensor, node: Node, constants: dict[str, torch.Tensor]) 
 def converted(graph: Graph, dtypes: Mapping[torch.dtype, torch.dtype]) -> Graph:
     """A copy of `graph` for tensors of other dtypes: what was made or converted in the code follows."""
 
-    def new(value: Any) -> Any:
+    def new(value: Argument) -> Any:
         return dtypes.get(value, value) if isinstance(value, torch.dtype) else value
 
     result = configure(graph, None)
