@@ -5,8 +5,9 @@ import re
 from functools import cache
 from pathlib import Path
 
-import favour
 from test_import import ROOMS
+
+import favour
 
 SOURCE = Path(favour.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
