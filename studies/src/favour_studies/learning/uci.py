@@ -5,11 +5,14 @@
 One hidden layer of 50 ReLUs, Gaussian noise of one variance; all numbers standardised by the rows trained on, results
 in the table's units. Every method gets the same rows, 10% of them held out, and the same number of updates; `NAME@time`
 is a sampled method with as many epochs as fit into the time that `closed` took on that split.
+
+Splits that the result file holds already are not run again, so a longer run may be interrupted and continued.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import multiprocessing as mp
 from pathlib import Path
@@ -109,16 +112,22 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--share", type=float, default=1.0, help="Of the epochs.")
     options = parser.parse_args()
+    units: list[dict[str, Any]] = []
+    if options.out.is_file():
+        before = json.loads(options.out.read_text())
+        if before["share"] != options.share:
+            parser.error(f"{options.out} has runs of --share {before['share']:g}; name another file.")
+        units = before["units"]
+    done = {(u["set"], u["split"]) for u in units}
     sets = options.sets.split(",")  # split by split, so that an interrupted run has all sets
     jobs = [(name, split, options.data, options.share) for split in range(options.splits) for name in sets]
-    units: list[dict[str, Any]] = []
-    with mp.get_context("spawn").Pool(options.workers, maxtasksperchild=4) as pool:
-        for done in pool.imap_unordered(unit, jobs):
-            units.append(done)
-            best = ", ".join(
-                f"{m} {done[m]['ll']:.3f} ({done[m]['seconds']:.0f} s)" for m in done if isinstance(done[m], dict)
-            )
-            print(f"{len(units)}/{len(jobs)} {done['set']} {done['split']}: {best}", flush=True)
+    jobs = [job for job in jobs if job[:2] not in done]
+    with mp.get_context("spawn").Pool(options.workers) as pool:
+        for found in pool.imap_unordered(unit, jobs):
+            units.append(found)
+            methods = [m for m in found if isinstance(found[m], dict)]
+            line = ", ".join(f"{m} {found[m]['ll']:.3f} ({found[m]['seconds']:.0f} s)" for m in methods)
+            print(f"{len(units)} {found['set']} {found['split']}: {line}", flush=True)
             units.sort(key=lambda u: (u["set"], u["split"]))
             content = {"environment": record.environment(), "workers": options.workers, "share": options.share}
             record.write(options.out, content | {"summary": summarise(units), "units": units})
