@@ -2,10 +2,12 @@
 
 python benchmarks/bayesopt.py [--seeds 10] [--workers 2]        (about ten minutes on two cores)
 
-Seeds that results/bayesopt.json holds already are not run again. Every method starts from the same points and proposes q at a time by optimising qLogExpectedImprovement (EI) or
-qUpperConfidenceBound (UCB, β = 1) from the same number of starts. Favour and MC dropout train the same network in the
-same way; they differ in what the acquisition function sees: the joint belief, or S thinned networks, masks drawn once a
-round. "favour fitted" trains that network through beliefs instead, posterior, rates and noise together. A Gaussian process (BoTorch's default) is there for orientation. Simple regret is f(best) − f(best so far).
+Seeds that results/bayesopt.json holds already are not run again. Every method starts from the same points and proposes
+q at a time by optimising qLogExpectedImprovement (EI) or qUpperConfidenceBound (UCB, β = 1) from the same number of
+starts. Favour and MC dropout train the same network in the same way; they differ in what the acquisition function sees:
+the joint belief, or S thinned networks, masks drawn once a round. "favour fitted" trains that network through beliefs
+instead, posterior, rates and noise together. A Gaussian process (BoTorch's default) is there for orientation. Simple
+regret is f(best) − f(best so far).
 """
 
 from __future__ import annotations
