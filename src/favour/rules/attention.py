@@ -36,13 +36,12 @@ Entries at −∞ (masked) have probability 0.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.graph.traits import Traits
+from favour.graph.traits import Argument, Traits
 from favour.rules.registry import rule
 from favour.surrogate import DiagonalNoise, LinearMap, Surrogate, compose, scaling, weighted_sum
 from favour.surrogate.jacobian import DiagonalPlusLowRank
@@ -118,7 +117,7 @@ def _second_order(p: Tensor, v: Tensor, axis: int) -> Tensor:
     family="attention",
     traits=ALONG,
 )
-def softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, dtype: Any = None) -> Surrogate:
+def softmax(ctx: Context, x: Value, dim: int, half_to_float: Argument = None, *, dtype: Argument = None) -> Surrogate:
     axis = _axis(ctx, x, dim)
     if dtype is not None and dtype != x.mean.dtype:
         raise UnsupportedOperation(
@@ -153,7 +152,9 @@ def softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, dtyp
 
 
 @rule(aten.log_softmax.int, aten._log_softmax.default, exactness="linearised", family="attention", traits=ALONG)
-def log_softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, dtype: Any = None) -> Surrogate:
+def log_softmax(
+    ctx: Context, x: Value, dim: int, half_to_float: Argument = None, *, dtype: Argument = None
+) -> Surrogate:
     axis = _axis(ctx, x, dim)
     if dtype is not None and dtype != x.mean.dtype:
         raise UnsupportedOperation(
@@ -168,7 +169,7 @@ def log_softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, 
 
 
 @rule(aten.logsumexp.default, exactness="linearised", family="attention")
-def logsumexp(ctx: Context, x: Value, dim: Any, keepdim: bool = False) -> Surrogate:
+def logsumexp(ctx: Context, x: Value, dim: Argument, keepdim: bool = False) -> Surrogate:
     dims = [dim] if isinstance(dim, int) else list(dim)
     if len(dims) != 1:
         raise UnsupportedOperation(
