@@ -135,6 +135,7 @@ class Network(BaseEstimator):
             tensors = [torch.as_tensor(t, device=self.device) for t in (self._standardised(X).astype(np.float32), y)]
             tensors = [t.float() if t.is_floating_point() else t for t in tensors]
             fitted = None
+            self.validation_losses_: list[float] = []
             self.rates_: dict[str, np.ndarray] = {}
             self.weight_variances_: dict[str, np.ndarray] = {}
             if self.training == "propagation":
@@ -198,7 +199,7 @@ class Network(BaseEstimator):
         held, train = torch.as_tensor(validation), torch.as_tensor(training)
         optimiser = torch.optim.Adam(net.parameters(), self.learning_rate, weight_decay=self.weight_decay)
         best, since, state = np.inf, 0, None
-        self.validation_losses_: list[float] = []
+        self.validation_losses_ = []
         with _bar(self.verbose, type(self).__name__, self.epochs) as show:
             for epoch in range(self.epochs):
                 net.train()
