@@ -3,10 +3,10 @@
     python -m favour_studies.learning.rates --out results/learning_rates.json [--seeds 5]
 
 Every point of the grid is a training of its own with drawn masks, Adam on the cross-entropy; `favour.fit` learns
-weights and both rates in one, through beliefs. All have the same rows, batches, step sizes (falling along a cosine) and number
-of updates, all keep the last state, and all answer with `Predictor.probabilities`. The best point of the grid is the
-one with the least −log p on the validation rows; the test rows say what that choice is worth. Seconds are those of the
-processor, in one thread.
+weights and both rates in one, through beliefs. All have the same rows, batches, step sizes (falling along a cosine) and
+number of updates, all keep the last state, and all answer with `Predictor.probabilities`. The best point of the grid is
+the one with the least −log p on the validation rows; the test rows say what that choice is worth. Seconds are those of
+the processor, in one thread.
 
 Seeds that the result file holds already are not run again.
 """
