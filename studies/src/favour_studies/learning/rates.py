@@ -107,7 +107,7 @@ def unit(seed: int) -> dict[str, Any]:
     )
     seconds = time.process_time() - begin
     mine = minus_log_p(fitted.predict, validation)
-    learned = {
+    learned: dict[str, Any] = {
         "rates": [float(p) for p in fitted.rates.values()],
         "validation": float(mine.mean()),
         "test": float(minus_log_p(fitted.predict, test).mean()),
