@@ -53,7 +53,7 @@ class Worst:
         return f"{where}: {self.quantity} {self.predicted:.4g}, samples {self.sampled:.4g} (z = {self.z:+.1f})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Check:
     """What `favour.check` found. Print it, or read its fields.
 
@@ -117,7 +117,7 @@ class Check:
         error = self.covariance_bound if least else self.covariance_error
         return self.n * (self.sampling_error / error) ** 2 if error else math.inf, least
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         ranking = "" if self.ranking is None else f"; ranking of inputs by variance: correlation {self.ranking:.3f}"
         lines = [
             f"Verdict: {self.verdict}. {self.reason}",
