@@ -197,7 +197,7 @@ def optimisation() -> str:
 
 
 def learning_posthoc() -> str:
-    """A posterior after the fact beside what else may be done with a trained LeNet, and the verdicts of the bootstrap."""
+    """A posterior after the fact beside what else a LeNet can get; in brackets what the bootstrap says of `fit`."""
     data = _load("learning_posthoc")
     names = {
         "plain": "plain",

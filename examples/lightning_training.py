@@ -73,6 +73,8 @@ for epoch in range(0, epochs, 10):
 
 predict = favour.compile(fit.learner.fitted_model(), x, posterior=fit.learner.posterior())
 grid = torch.tensor([[-4.5], [0.0], [4.5]])
-print(f"noise {float(fit.learner.noise()):.3f} (made with {0.2**2:.3f})")
-for at, mean, spread in zip(grid, predict(grid).mean, predict(grid).stddev, strict=True):
+with torch.no_grad():
+    belief, noise = predict(grid), fit.learner.noise()
+print(f"noise {float(noise):.3f} (made with {0.2**2:.3f})")
+for at, mean, spread in zip(grid, belief.mean, belief.stddev, strict=True):
     print(f"f({float(at):4.1f}) = {float(mean):6.3f} ± {float(spread):.3f}   true {math.sin(2 * float(at)):6.3f}")
