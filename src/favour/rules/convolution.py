@@ -35,6 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.graph.traits import Traits
 from favour.posterior import Gaussian
 from favour.rules.kernel_channels import Convolved, Draws
 from favour.rules.linear import kept
@@ -131,7 +132,7 @@ def _either(
 def _register(geometry: Callable[..., Geometry], *overloads: Any) -> Callable[..., Surrogate]:
     """The rule of overloads (x, kernel, bias, arguments of `geometry`)."""
 
-    @rule(*overloads, exactness="exact", family="convolution", weights=True)
+    @rule(*overloads, exactness="exact", family="convolution", weights=True, traits=Traits(weights=(1, 2)))
     def convolution(ctx: Context, x: Any, kernel: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Surrogate:
         return convolved(ctx, x, kernel, bias, geometry(kernel, *args, **kwargs))
 

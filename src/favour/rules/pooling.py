@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from favour.graph.traits import Traits
 from favour.rules.registry import rule
 from favour.rules.windows import Box, Sizes, Windows, adaptive_windows, per_axis, pool_windows, spans
 from favour.surrogate import LinearMap, Surrogate, scaled, structural
@@ -34,10 +35,15 @@ def folded(op: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return act
 
 
-def _register(op: Any, make: Callable[..., tuple[Tensor, LinearMap]], windows: Callable[..., list[Windows]]) -> None:
+REGULAR, ADAPTIVE = Traits(pool="regular", sums=True, within=True), Traits(pool="adaptive", sums=True, within=True)
+
+
+def _register(
+    op: Any, make: Callable[..., tuple[Tensor, LinearMap]], windows: Callable[..., list[Windows]], traits: Traits
+) -> None:
     """The rule of an average, given its result on the mean and its map, and where its windows lie."""
 
-    @rule(op, exactness="exact", family="pooling")
+    @rule(op, exactness="exact", family="pooling", traits=traits)
     def average(ctx: Context, x: Value, *args: Any, **kwargs: Any) -> Surrogate:
         mean, G = make(x.mean, *args, **kwargs)
         result = Surrogate(mean, [(x, G)])
@@ -108,9 +114,9 @@ def _average(axes: int) -> Callable[..., tuple[Tensor, LinearMap]]:
     return make
 
 
-_register(aten.avg_pool1d.default, _average(1), _average_windows)
-_register(aten.avg_pool2d.default, _average(2), _average_windows)
-_register(aten.avg_pool3d.default, _average(3), _average_windows)
+_register(aten.avg_pool1d.default, _average(1), _average_windows, REGULAR)
+_register(aten.avg_pool2d.default, _average(2), _average_windows, REGULAR)
+_register(aten.avg_pool3d.default, _average(3), _average_windows, REGULAR)
 
 
 def _adaptive_average(axes: int) -> Callable[..., tuple[Tensor, LinearMap]]:
@@ -148,6 +154,6 @@ def _adaptive_average(axes: int) -> Callable[..., tuple[Tensor, LinearMap]]:
     return make
 
 
-_register(aten.adaptive_avg_pool1d.default, _adaptive_average(1), adaptive_windows)
-_register(aten.adaptive_avg_pool2d.default, _adaptive_average(2), adaptive_windows)
-_register(aten.adaptive_avg_pool3d.default, _adaptive_average(3), adaptive_windows)
+_register(aten.adaptive_avg_pool1d.default, _adaptive_average(1), adaptive_windows, ADAPTIVE)
+_register(aten.adaptive_avg_pool2d.default, _adaptive_average(2), adaptive_windows, ADAPTIVE)
+_register(aten.adaptive_avg_pool3d.default, _adaptive_average(3), adaptive_windows, ADAPTIVE)

@@ -10,6 +10,7 @@ independent. Slices, permutations, sums and concatenations are disjoint; expansi
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from torch import Tensor
 from favour.errors import UnsupportedOperation
 from favour.graph.traits import Traits, declare
 from favour.rules.registry import deterministic, linear_map, rule
+from favour.scalar import composed, intervals
 from favour.surrogate import LinearMap, Surrogate, compose, identity, structural
 from favour.surrogate.value import Context, Value, mean_of
 
@@ -58,6 +60,9 @@ def _reshaping(op: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, LinearM
     return make
 
 
+ORDERED = Traits(ordered=True)
+COPIED = Traits(keeps=True)
+
 for _overload in (
     aten.view.default,
     aten.reshape.default,
@@ -68,20 +73,19 @@ for _overload in (
     aten.squeeze.dim,
     aten.squeeze.dims,
     aten.unsqueeze.default,
+):
+    linear_map(_overload, make=_reshaping(_overload), family="shape", traits=ORDERED)
+for _overload in (
     aten.contiguous.default,
     aten.clone.default,
     aten.alias.default,
     aten.detach.default,
     aten.lift_fresh_copy.default,
 ):
-    linear_map(_overload, make=_reshaping(_overload), family="shape")
+    linear_map(_overload, make=_reshaping(_overload), family="shape", traits=COPIED)
 
 
-_COPIES = (aten.contiguous, aten.clone, aten.alias, aten.detach, aten.lift_fresh_copy)
-declare(*[copy.default for copy in _COPIES], traits=Traits(keeps=True))
-
-
-@rule(aten.reshape_as.default, aten.view_as.default, exactness="exact", family="shape")
+@rule(aten.reshape_as.default, aten.view_as.default, exactness="exact", family="shape", traits=ORDERED)
 def reshape_as(ctx: Context, x: Any, other: Any) -> Surrogate:
     if not isinstance(x, Value):
         return Surrogate(x.reshape(other.shape))
@@ -117,10 +121,27 @@ def _move(x: Tensor, source: int, destination: int) -> list[int]:
     return dims
 
 
-linear_map(aten.permute.default, make=permuting(lambda x, dims: dims), family="shape")
-linear_map(aten.transpose.int, aten.swapaxes.default, make=permuting(swapped), family="shape")
-linear_map(aten.t.default, make=permuting(lambda x: list(range(x.ndim))[::-1]), family="shape")
-linear_map(aten.movedim.int, make=permuting(_move), family="shape")
+def _permuted_back(base: Any, value: Any, dims: Sequence[int]) -> tuple[Any, tuple]:
+    order = [d % len(dims) for d in dims]
+    return aten.permute.default, (value, [order.index(d) for d in range(len(order))])
+
+
+PERMUTED = Traits(permutes=True)
+SWAPPED = Traits(permutes=True, inverse=lambda base, value, *axes: (aten.transpose.int, (value, *(axes or (0, 1)))))
+linear_map(
+    aten.permute.default,
+    make=permuting(lambda x, dims: dims),
+    family="shape",
+    traits=Traits(permutes=True, inverse=_permuted_back),
+)
+linear_map(aten.transpose.int, aten.swapaxes.default, make=permuting(swapped), family="shape", traits=SWAPPED)
+linear_map(
+    aten.t.default,
+    make=permuting(lambda x: list(range(x.ndim))[::-1]),
+    family="shape",
+    traits=Traits(permutes=True, inverse=lambda base, value: (aten.t.default, (value,))),
+)
+linear_map(aten.movedim.int, make=permuting(_move), family="shape", traits=PERMUTED)
 
 
 def _selecting(take: Callable[..., Tensor], put: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, LinearMap]]:
@@ -138,8 +159,35 @@ def _selecting(take: Callable[..., Tensor], put: Callable[..., Tensor]) -> Calla
     return make
 
 
-linear_map(aten.slice.Tensor, make=_selecting(aten.slice.Tensor, aten.slice_scatter.default), family="shape")
-linear_map(aten.select.int, make=_selecting(aten.select.int, aten.select_scatter.default), family="shape")
+_END = 2**63 - 1  # how export writes the open end of a slice, and what vmap's slice_scatter overflows on
+
+
+def _written_by(scatter: Any) -> Traits:
+    """Of a selection that `scatter` writes back."""
+    return Traits(
+        within=True,
+        inverse=lambda base, value, *rest: (scatter, (base, value, *[None if a == _END else a for a in rest])),
+    )
+
+
+def _narrowed_back(base: Any, value: Any, dim: int, start: Any, length: Any) -> tuple[Any, tuple] | None:
+    if not isinstance(start, int) or not isinstance(length, int):
+        return None
+    return aten.slice_scatter.default, (base, value, dim, start, start + length)
+
+
+linear_map(
+    aten.slice.Tensor,
+    make=_selecting(aten.slice.Tensor, aten.slice_scatter.default),
+    family="shape",
+    traits=_written_by(aten.slice_scatter.default),
+)
+linear_map(
+    aten.select.int,
+    make=_selecting(aten.select.int, aten.select_scatter.default),
+    family="shape",
+    traits=_written_by(aten.select_scatter.default),
+)
 
 
 def _narrow_put(zeros: Tensor, g: Tensor, dim: int, start: int, length: int) -> Tensor:
@@ -147,7 +195,12 @@ def _narrow_put(zeros: Tensor, g: Tensor, dim: int, start: int, length: int) -> 
     return aten.slice_scatter.default(zeros, g, dim, start, start + length)
 
 
-linear_map(aten.narrow.default, make=_selecting(torch.narrow, _narrow_put), family="shape")
+linear_map(
+    aten.narrow.default,
+    make=_selecting(torch.narrow, _narrow_put),
+    family="shape",
+    traits=Traits(within=True, inverse=_narrowed_back),
+)
 
 
 def _index_select(x: Tensor, dim: int, index: Tensor) -> tuple[Tensor, LinearMap]:
@@ -161,7 +214,15 @@ def _index_select(x: Tensor, dim: int, index: Tensor) -> tuple[Tensor, LinearMap
     )
 
 
-linear_map(aten.index_select.default, make=_index_select, family="shape")
+linear_map(
+    aten.index_select.default,
+    make=_index_select,
+    family="shape",
+    traits=Traits(within=True, lookup=lambda x, dim, index: [(index, x, dim, False)]),
+)
+
+
+WITHIN = Traits(within=True)
 
 
 def _flip(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, LinearMap]:
@@ -169,7 +230,7 @@ def _flip(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, LinearMap]:
     return x.flip(tuple(dims)), structural(lambda d: d.flip(folded), lambda g: g.flip(folded), one_per_row=True)
 
 
-linear_map(aten.flip.default, make=_flip, family="shape")
+linear_map(aten.flip.default, make=_flip, family="shape", traits=WITHIN)
 
 
 def expanded(x: Tensor, sizes: Sequence[int], implicit: bool = False) -> tuple[Tensor, LinearMap]:
@@ -177,10 +238,10 @@ def expanded(x: Tensor, sizes: Sequence[int], implicit: bool = False) -> tuple[T
     return y, broadcast(x.shape, y.shape)
 
 
-linear_map(aten.expand.default, make=expanded, family="shape")
+linear_map(aten.expand.default, make=expanded, family="shape", traits=WITHIN)
 
 
-@rule(aten.expand_as.default, exactness="exact", family="shape")
+@rule(aten.expand_as.default, exactness="exact", family="shape", traits=WITHIN)
 def expand_as(ctx: Context, x: Any, other: Any) -> Surrogate:
     y = mean_of(x).expand(mean_of(other).shape)
     return Surrogate(y, [(x, broadcast(x.mean.shape, y.shape))] if isinstance(x, Value) else [])
@@ -202,7 +263,7 @@ def _repeat(x: Tensor, repeats: Sequence[int]) -> tuple[Tensor, LinearMap]:
     return y, structural(apply, transpose, one_per_row=True, disjoint=math.prod(repeats) == 1)
 
 
-linear_map(aten.repeat.default, make=_repeat, family="shape")
+linear_map(aten.repeat.default, make=_repeat, family="shape", traits=WITHIN)
 
 
 def _joined(parts: list[Any], dim: int, op: Callable[..., Tensor]) -> Surrogate:
@@ -225,12 +286,15 @@ def _placed(out: Sequence[int], dim: int, start: int, length: int) -> LinearMap:
     return structural(apply, lambda g: g.narrow(dim + 1, start, length), one_per_row=True)
 
 
-@rule(aten.cat.default, aten.concat.default, exactness="exact", family="shape")
+JOINED = Traits(bounds=lambda parts, *dim: intervals.union(*parts))
+
+
+@rule(aten.cat.default, aten.concat.default, exactness="exact", family="shape", traits=JOINED)
 def cat(ctx: Context, tensors: list[Any], dim: int = 0) -> Surrogate:
     return _joined(tensors, dim, torch.cat)
 
 
-@rule(aten.stack.default, exactness="exact", family="shape")
+@rule(aten.stack.default, exactness="exact", family="shape", traits=JOINED)
 def stack(ctx: Context, tensors: list[Any], dim: int = 0) -> Surrogate:
     mean = torch.stack([mean_of(p) for p in tensors], dim)
     dim = dim % mean.ndim
@@ -257,25 +321,57 @@ def pieces_of(x: Value, dim: int, sizes: Sequence[int], squeeze: bool = False) -
     return result
 
 
-@rule(aten.split.Tensor, exactness="exact", family="shape")
+def _pieces(ends: Callable[..., list[int] | None]) -> Traits:
+    """Of an operation whose results lie behind each other along `dim`, up to each of the ends."""
+
+    def piece(index: int, shape: Sequence[Any], *rest: Any) -> tuple[Any, tuple] | None:
+        dim = rest[1] if len(rest) > 1 else 0
+        total = shape[dim]
+        if not isinstance(total, int):
+            return None
+        known = ends(total, rest[0])
+        if known is None:
+            return None
+        return aten.slice.Tensor, (dim, known[index - 1] if index else 0, min(known[index], total))
+
+    return Traits(within=True, pieces=piece)
+
+
+def _steps(total: int, size: Any) -> list[int] | None:
+    return None if not isinstance(size, int) else list(range(size, total + size, size))
+
+
+def _sums(total: int, sizes: Any) -> list[int] | None:
+    return list(itertools.accumulate(sizes)) if isinstance(sizes, (list, tuple)) else None
+
+
+EQUAL, GIVEN = _pieces(_steps), _pieces(_sums)
+CHUNKS = _pieces(lambda total, count: _steps(total, -(-total // count)) if isinstance(count, int) else None)
+
+
+@rule(aten.split.Tensor, exactness="exact", family="shape", traits=EQUAL)
 def split(ctx: Context, x: Value, split_size: int, dim: int = 0) -> list[Surrogate]:
     total = x.mean.shape[dim]
     return pieces_of(x, dim, [min(split_size, total - s) for s in range(0, total, split_size)])
 
 
-@rule(aten.split.sizes, aten.split_with_sizes.default, exactness="exact", family="shape")
+@rule(aten.split.sizes, aten.split_with_sizes.default, exactness="exact", family="shape", traits=GIVEN)
 def split_sizes(ctx: Context, x: Value, sizes: Sequence[int], dim: int = 0) -> list[Surrogate]:
     return pieces_of(x, dim, sizes)
 
 
-@rule(aten.chunk.default, exactness="exact", family="shape")
+@rule(aten.chunk.default, exactness="exact", family="shape", traits=CHUNKS)
 def chunk(ctx: Context, x: Value, chunks: int, dim: int = 0) -> list[Surrogate]:
     total = x.mean.shape[dim]
     size = -(-total // chunks)
     return pieces_of(x, dim, [min(size, total - s) for s in range(0, total, size)])
 
 
-@rule(aten.unbind.int, exactness="exact", family="shape")
+def _row(index: int, shape: Sequence[Any], dim: int = 0) -> tuple[Any, tuple]:
+    return aten.select.int, (dim, index)
+
+
+@rule(aten.unbind.int, exactness="exact", family="shape", traits=Traits(within=True, pieces=_row))
 def unbind(ctx: Context, x: Value, dim: int = 0) -> list[Surrogate]:
     return pieces_of(x, dim, [1] * x.mean.shape[dim], squeeze=True)
 
@@ -315,8 +411,10 @@ def _reducing(average: bool) -> Callable[..., tuple[Tensor, LinearMap]]:
     return make
 
 
-linear_map(aten.sum.dim_IntList, aten.sum.default, make=_reducing(False), family="reduction")
-linear_map(aten.mean.dim, aten.mean.default, make=_reducing(True), family="reduction")
+SUM = Traits(sums=True, reduces=True)
+AVERAGE = Traits(sums=True, reduces=True, within=True)
+linear_map(aten.sum.dim_IntList, aten.sum.default, make=_reducing(False), family="reduction", traits=SUM)
+linear_map(aten.mean.dim, aten.mean.default, make=_reducing(True), family="reduction", traits=AVERAGE)
 
 
 @rule(
@@ -326,7 +424,7 @@ linear_map(aten.mean.dim, aten.mean.default, make=_reducing(True), family="reduc
     aten.type_as.default,
     exactness="exact",
     family="shape",
-    traits=Traits(keeps=True),
+    traits=Traits(keeps=True, scalar=composed.convert),
 )
 def convert(ctx: Context, x: Any, *args: Any, **kwargs: Any) -> Surrogate:
     if not isinstance(x, Value):  # `type_as`, which reads no more than the type of an uncertain tensor
@@ -339,6 +437,14 @@ def convert(ctx: Context, x: Any, *args: Any, **kwargs: Any) -> Surrogate:
     return Surrogate(
         x.mean.to(dtype), [(x, structural(lambda d: d.to(dtype), lambda g: g.to(before), one_per_row=True))]
     )
+
+
+declare(aten.to.other, aten.to.device, traits=COPIED)
+NUMBERS = Traits(shape_only=True)
+declare(aten.sym_size.int, aten.sym_numel.default, traits=NUMBERS)
+_LIKE = (aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like)
+_NEW = (aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty)
+declare(*[op.default for op in (*_LIKE, *_NEW)], traits=NUMBERS)
 
 
 deterministic(

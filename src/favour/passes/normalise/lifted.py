@@ -37,19 +37,6 @@ def dimension_arguments(target: Any) -> list[int]:
 
 
 @lifts(
-    aten.clone.default,
-    aten.contiguous.default,
-    aten.alias.default,
-    aten.detach.default,
-    aten.lift_fresh_copy.default,
-    aten.to.dtype,
-    aten.to.dtype_layout,
-    aten.to.device,
-    aten.to.other,
-    aten._to_copy.default,
-    aten.type_as.default,
-    aten.dropout.default,
-    aten.alpha_dropout.default,
     aten.native_dropout.default,
     aten.zeros_like.default,
     aten.ones_like.default,
@@ -59,11 +46,6 @@ def dimension_arguments(target: Any) -> list[int]:
     aten.randn_like.default,
     aten.bernoulli.default,
     aten.bernoulli.p,
-    aten.where.self,
-    aten.where.ScalarOther,
-    aten.where.ScalarSelf,
-    aten.masked_fill.Scalar,
-    aten.masked_fill.Tensor,
 )
 def entry_wise(call: Call) -> Lifted:
     node = call.node

@@ -321,7 +321,9 @@ def handler_of(node: Node) -> Handler:
     found = OPERATIONS.get(node.target)
     if found is not None:
         return found
-    if node.draw is not None or torch.Tag.pointwise in getattr(node.target, "tags", ()) or node.traits.elementwise:
+    traits, tags = node.traits, getattr(node.target, "tags", ())
+    entries = traits.elementwise or traits.keeps or traits.scalar is not None or torch.Tag.pointwise in tags
+    if node.draw is not None or entries:
         return lifted.entry_wise
     if lifted.dimension_arguments(node.target):
         return lifted.along_dimensions
