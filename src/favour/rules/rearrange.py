@@ -20,6 +20,7 @@ from torch import Tensor
 
 from favour.errors import UnsupportedOperation
 from favour.graph.traits import Traits
+from favour.rules.joined import cat, pieces_of
 from favour.rules.registry import linear_map, rule
 from favour.rules.shape import (
     COPIED,
@@ -27,10 +28,8 @@ from favour.rules.shape import (
     SWAPPED,
     WITHIN,
     broadcast,
-    cat,
     expanded,
     permuting,
-    pieces_of,
     swapped,
 )
 from favour.surrogate import LinearMap, Sum, Surrogate, compose, identity, scaling, structural
