@@ -30,21 +30,21 @@ from common import write
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+from favour.predictor.program import Program
 from fuzz.architectures import draws, network
 from fuzz.contract import broken_rules, violations
 from fuzz.probes import Ordinary, name, probes
 from torch import nn
 
 import favour
-from favour.graph.capture import capture
 from favour.graph.node import Graph
 from favour.inspect.agreement import Tally
 from favour.methods import Numerics
 from favour.methods.keywords import method_of
+from favour.passes.capture import capture
 from favour.passes.plan.steps import configure
 from favour.posterior import Posterior
 from favour.predictor.predictor import Predictor
-from favour.predictor.program import Program
 
 REFERENCE, CHUNK = 2000, 500
 GOOD, BAD = 0.15, 0.3

@@ -36,13 +36,12 @@ Entries at −∞ (masked) have probability 0.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.graph.traits import Link, Traits
+from favour.graph.traits import Argument, Link, Traits
 from favour.rules.registry import rule
 from favour.scalar import intervals
 from favour.surrogate import DiagonalNoise, LinearMap, Surrogate, compose, scaling, weighted_sum
@@ -119,7 +118,7 @@ def _second_order(p: Tensor, v: Tensor, axis: int) -> Tensor:
     family="attention",
     traits=ALONG.merged(Traits(link=Link(joint=True), bounds=intervals.UNIT)),
 )
-def softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, dtype: Any = None) -> Surrogate:
+def softmax(ctx: Context, x: Value, dim: int, half_to_float: Argument = None, *, dtype: Argument = None) -> Surrogate:
     axis = _axis(ctx, x, dim)
     if dtype is not None and dtype != x.mean.dtype:
         raise UnsupportedOperation(
@@ -160,7 +159,9 @@ def softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, dtyp
     family="attention",
     traits=ALONG.merged(Traits(link=Link(joint=True, log=True), bounds=(-math.inf, 0.0))),
 )
-def log_softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, dtype: Any = None) -> Surrogate:
+def log_softmax(
+    ctx: Context, x: Value, dim: int, half_to_float: Argument = None, *, dtype: Argument = None
+) -> Surrogate:
     axis = _axis(ctx, x, dim)
     if dtype is not None and dtype != x.mean.dtype:
         raise UnsupportedOperation(
@@ -175,7 +176,7 @@ def log_softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, 
 
 
 @rule(aten.logsumexp.default, exactness="linearised", family="attention", traits=Traits(reduces=True))
-def logsumexp(ctx: Context, x: Value, dim: Any, keepdim: bool = False) -> Surrogate:
+def logsumexp(ctx: Context, x: Value, dim: Argument, keepdim: bool = False) -> Surrogate:
     dims = [dim] if isinstance(dim, int) else list(dim)
     if len(dims) != 1:
         raise UnsupportedOperation(

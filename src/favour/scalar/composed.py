@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from favour.graph.traits import Argument
 from favour.scalar.function import Line, ScalarFunction
 
 MOST_LINES = 8  # with more of them the places of kinks are not followed
@@ -41,7 +42,7 @@ class Kinks:
     places: list[Any] = field(default_factory=list)
     hidden: bool = False
 
-    def meet(self, a: Any, b: Any) -> None:
+    def meet(self, a: Argument, b: Argument) -> None:
         """Record where a and b may cross."""
         la, lb = _lines(a), _lines(b)
         if la is None or lb is None:
@@ -62,15 +63,15 @@ class Kinks:
         return torch.stack(torch.broadcast_tensors(*tensors)).sort(0).values.unbind(0)
 
 
-def _value(a: Any) -> Any:
+def _value(a: Argument) -> Any:
     return a.value if isinstance(a, Traced) else a
 
 
-def _slope(a: Any) -> Any:
+def _slope(a: Argument) -> Any:
     return a.slope if isinstance(a, Traced) else 0.0
 
 
-def _lines(a: Any) -> tuple[Line, ...] | None:
+def _lines(a: Argument) -> tuple[Line, ...] | None:
     return a.lines if isinstance(a, Traced) else ((0.0, a),)
 
 
@@ -82,7 +83,7 @@ def _kept(lines: Iterable[Line]) -> tuple[Line, ...] | None:
     return (*plain, *others) if len(plain) + len(others) <= MOST_LINES else None
 
 
-def add(kinks: Kinks, a: Any, b: Any, alpha: Any = 1) -> Traced:
+def add(kinks: Kinks, a: Argument, b: Argument, alpha: Argument = 1) -> Traced:
     la, lb = _lines(a), _lines(b)
     lines = (
         None
@@ -92,11 +93,11 @@ def add(kinks: Kinks, a: Any, b: Any, alpha: Any = 1) -> Traced:
     return Traced(_value(a) + alpha * _value(b), _slope(a) + alpha * _slope(b), lines)
 
 
-def subtract(kinks: Kinks, a: Any, b: Any, alpha: Any = 1) -> Traced:
+def subtract(kinks: Kinks, a: Argument, b: Argument, alpha: Argument = 1) -> Traced:
     return add(kinks, a, b, -alpha)
 
 
-def subtract_from(kinks: Kinks, a: Any, b: Any, alpha: Any = 1) -> Traced:
+def subtract_from(kinks: Kinks, a: Argument, b: Argument, alpha: Argument = 1) -> Traced:
     return add(kinks, b, a, -alpha)
 
 
@@ -109,7 +110,7 @@ def _flat(lines: tuple[Line, ...] | None) -> bool:
     return lines is not None and all(not isinstance(a, Tensor) and a == 0 for a, _ in lines)
 
 
-def multiply(kinks: Kinks, a: Any, b: Any) -> Traced:
+def multiply(kinks: Kinks, a: Argument, b: Argument) -> Traced:
     la, lb = _lines(a), _lines(b)
     lines = None
     if la is not None and lb is not None and (_flat(la) or _flat(lb)):
@@ -118,7 +119,7 @@ def multiply(kinks: Kinks, a: Any, b: Any) -> Traced:
     return Traced(_value(a) * _value(b), _slope(a) * _value(b) + _value(a) * _slope(b), lines)
 
 
-def divide(kinks: Kinks, a: Any, b: Any) -> Traced:
+def divide(kinks: Kinks, a: Argument, b: Argument) -> Traced:
     if not isinstance(b, Traced):
         return multiply(kinks, a, 1 / b)
     y = _value(a) / b.value
@@ -132,13 +133,13 @@ def _chained(outer: Any, inner: Any) -> Any:
     return torch.where(inner == 0, 0.0, outer) * inner
 
 
-def power(kinks: Kinks, a: Traced, exponent: Any) -> Traced:
+def power(kinks: Kinks, a: Traced, exponent: Argument) -> Traced:
     slope = _chained(exponent * a.value ** (exponent - 1), a.slope) if exponent != 0 else 0.0
     return Traced(a.value**exponent, slope, a.lines if exponent == 1 else None)
 
 
 def compare(op: Callable[[Any, Any], Any]) -> Callable[..., Traced]:
-    def apply(kinks: Kinks, a: Any, b: Any) -> Traced:
+    def apply(kinks: Kinks, a: Argument, b: Argument) -> Traced:
         kinks.meet(a, b)
         return Traced(op(_value(a), _value(b)), 0.0, _BOTH)
 
@@ -146,7 +147,7 @@ def compare(op: Callable[[Any, Any], Any]) -> Callable[..., Traced]:
 
 
 def logical(op: Callable[..., Any]) -> Callable[..., Traced]:
-    def apply(kinks: Kinks, *parts: Any) -> Traced:
+    def apply(kinks: Kinks, *parts: Argument) -> Traced:
         return Traced(op(*map(_value, parts)), 0.0, _BOTH)
 
     return apply
@@ -155,11 +156,11 @@ def logical(op: Callable[..., Any]) -> Callable[..., Traced]:
 _BOTH = ((0.0, 0.0), (0.0, 1.0))  # a truth value is one of two constants
 
 
-def _tensors(a: Any, b: Any, like: Tensor) -> list[Tensor]:
+def _tensors(a: Argument, b: Argument, like: Tensor) -> list[Tensor]:
     return [torch.as_tensor(t, dtype=None if isinstance(t, Tensor) else like.dtype, device=like.device) for t in (a, b)]
 
 
-def choose(kinks: Kinks, condition: Any, a: Any, b: Any) -> Traced:
+def choose(kinks: Kinks, condition: Argument, a: Argument, b: Argument) -> Traced:
     c, la, lb = _value(condition), _lines(a), _lines(b)
     like = next((t for t in (_value(a), _value(b)) if isinstance(t, Tensor)), _slope(condition) + torch.zeros(()))
     return Traced(
@@ -169,19 +170,19 @@ def choose(kinks: Kinks, condition: Any, a: Any, b: Any) -> Traced:
     )
 
 
-def fill(kinks: Kinks, a: Any, mask: Any, value: Any) -> Traced:
+def fill(kinks: Kinks, a: Argument, mask: Argument, value: Argument) -> Traced:
     return choose(kinks, mask, value, a)
 
 
 def extreme(first: Callable[[Any, Any], Any]) -> Callable[..., Traced]:
-    def apply(kinks: Kinks, a: Any, b: Any) -> Traced:
+    def apply(kinks: Kinks, a: Argument, b: Argument) -> Traced:
         kinks.meet(a, b)
         return choose(kinks, first(_value(a), _value(b)), a, b)
 
     return apply
 
 
-def convert(kinks: Kinks, a: Any, *args: Any, **kwargs: Any) -> Traced:
+def convert(kinks: Kinks, a: Argument, *args: Argument, **kwargs: Argument) -> Traced:
     """A change of dtype: truth values become numbers, and rounding is not followed."""
     value = _value(a)
     return Traced(value if value.is_floating_point() else value + 0.0, _slope(a), _lines(a))
@@ -190,7 +191,7 @@ def convert(kinks: Kinks, a: Any, *args: Any, **kwargs: Any) -> Traced:
 def function(make: Callable[..., ScalarFunction]) -> Callable[..., Traced]:
     """How f acts on an intermediate; `make` of its further arguments is f."""
 
-    def apply(kinks: Kinks, a: Traced, *args: Any, **kwargs: Any) -> Traced:
+    def apply(kinks: Kinks, a: Traced, *args: Argument, **kwargs: Argument) -> Traced:
         f = make(*args, **kwargs)
         for place in f.kinks:
             kinks.meet(a, place)

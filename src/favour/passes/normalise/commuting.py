@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from favour.graph.node import Graph, Node, argument, nodes_in
-from favour.graph.traits import traits_of
+from favour.graph.traits import Argument, traits_of
 from favour.passes.normalise.branches import branch
 from favour.passes.normalise.ranges import bounds
 from favour.passes.normalise.roots import dropped_root, root
@@ -193,7 +193,7 @@ def _rises(node: Node, axes: tuple[int, ...]) -> int | None:
     return None
 
 
-def _alike(x: Any, ndim: int, axes: tuple[int, ...]) -> bool:
+def _alike(x: Argument, ndim: int, axes: tuple[int, ...]) -> bool:
     """Whether a summand is the same for all entries of a window."""
     if not isinstance(x, Node):
         return True
@@ -216,8 +216,8 @@ def _by_channel(node: Node) -> bool:
     return node.draw is not None and node.draw.channels
 
 
-def _moved(new: Builder, node: Node, x: Node, shape: Any, at: int = 0) -> Node:
+def _moved(new: Builder, node: Node, x: Node, shape: Argument, at: int = 0) -> Node:
     """`node` on another argument, with its own module and line."""
     made = new.call(node.target, *node.args[:at], x, *node.args[at + 1 :], shape=shape, **node.kwargs)
-    made.module, made.where = node.module, node.where
+    made.module, made.where, made.drawn = node.module, node.where, node.origin
     return made

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from favour.graph.node import Graph, Node, rewired
+from favour.graph.traits import Argument
 from favour.passes.normalise.ranges import bounds
 from favour.passes.words import ADD, CLAMP
 from favour.scalar.intervals import Range
@@ -212,7 +213,7 @@ def _normalised(node: Node) -> Node | None:
     return None
 
 
-def _alike(a: Any, b: Any) -> bool:
+def _alike(a: Argument, b: Argument) -> bool:
     """Whether two values are made by the same operations of the same things."""
     if a is b:
         return True

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from favour.graph.node import Graph, Node, nodes_in
-from favour.graph.traits import Traits, declare
+from favour.graph.traits import Argument, Operation, Traits, declare
 from favour.passes.normalise.ranges import bounds
 from favour.passes.words import ADD, MUL
 from favour.rules.maxima import behind_dropout
@@ -42,7 +42,14 @@ _TOLD_APART = 3
 
 
 def dropped_root(
-    ctx: Context, x: Value | Tensor, p: Any, exponent: float, scale: float, label: str, op: Any, args: Sequence[Any]
+    ctx: Context,
+    x: Value | Tensor,
+    p: Argument,
+    exponent: float,
+    scale: float,
+    label: str,
+    op: Operation,
+    args: Sequence[Any],
 ) -> Surrogate:
     """(scale·op(dropout(x, p), *args))^exponent for x ≥ 0 and an average `op` without padding, as one operation."""
     mean = x.mean if isinstance(x, Value) else x
@@ -109,7 +116,7 @@ def _element_dropout(node: Node) -> bool:
     return node.draw is not None and node.draw.falls and not node.draw.channels
 
 
-def _number(value: Any, *, positive: bool = False) -> bool:
+def _number(value: Argument, *, positive: bool = False) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and (not positive or value > 0)
 
 
