@@ -30,7 +30,6 @@ from common import write
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from favour.predictor.program import Program
 from fuzz.architectures import draws, network
 from fuzz.contract import broken_rules, violations
 from fuzz.probes import Ordinary, name, probes
@@ -45,6 +44,7 @@ from favour.passes.capture import capture
 from favour.passes.plan.steps import configure
 from favour.posterior import Posterior
 from favour.predictor.predictor import Predictor
+from favour.program.program import Program
 
 REFERENCE, CHUNK = 2000, 500
 GOOD, BAD = 0.15, 0.3

@@ -68,9 +68,7 @@ class Link:
         """Put tensors into the store that took the place of others, and return all by name."""
         tensors: dict[str, Tensor] = {}
         for name, (owner, attribute) in self._owners.items():
-            tensor = owner._parameters.get(attribute)
-            if tensor is None:
-                tensor = getattr(owner, attribute, None)
+            tensor = getattr(owner, attribute, None)
             if not isinstance(tensor, Tensor):
                 raise StalePredictor(f"the model has no tensor `{name}` any more; {_AGAIN}")
             if tensor is not store.take(name):
