@@ -40,10 +40,12 @@ class Predictor(Propagator):
     def __init__(self, program: Program) -> None:
         super().__init__(program)
         self.checked = SelfCheck()  # against samples, when it was compiled
+        self.tuned: Any = None  # what `favour.tune` measured, if it made this
 
-    def extra_repr(self) -> str:
+    def __repr__(self) -> str:
         """The method and its cost, the sources of noise, and what the check at compile time found."""
-        return describe.described(self, self.checked)
+        said = describe.described(self, self.checked).replace("\n", "\n  ")
+        return f"{type(self).__name__}(\n  {said}\n)"
 
     def _repr_html_(self) -> str:
         return describe.html(self, self.checked)
