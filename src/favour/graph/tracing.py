@@ -47,7 +47,7 @@ def modules_may_fail() -> Iterator[None]:
                 self.module_stack.popitem()
             raise
 
-    torch.fx.Tracer.call_module = call  # type: ignore[method-assign]
+    torch.fx.Tracer.call_module = call  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

@@ -80,7 +80,7 @@ class _Pairs:
         if target in _SEVERAL:
             return self._transforms(node, new)
         if target is aten.mul.Tensor:
-            return self._product(new, *node.args, shape=shape)
+            return self._product(new, x, node.args[1], shape)
         if target is aten.complex.default:
             return _joined(new, *node.args)
         if x not in self.pairs:
