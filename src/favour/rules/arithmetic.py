@@ -9,6 +9,7 @@ Element-wise code on one tensor is fused into a scalar function before it gets h
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from favour.rules.products import divide, multiply
 from favour.rules.registry import rule
 from favour.rules.shape import broadcast
 from favour.surrogate import LinearMap, Surrogate, compose, scaling, structural
+from favour.surrogate.attending import Scores
 from favour.surrogate.value import Context, Value, mean_of
 
 aten = torch.ops.aten
@@ -103,7 +105,10 @@ def masked_fill(ctx: Context, x: Any, mask: Any, value: Any) -> Surrogate:
     if isinstance(mask, Value) or isinstance(value, Value):
         raise UnsupportedOperation(f"`masked_fill` with an uncertain mask or value at {ctx.place} has no rule.")
     mean = x.mean.masked_fill(mask, value)
-    return Surrogate(mean, [(x, compose(scaling((~mask).to(mean.dtype)), broadcast(x.mean.shape, mean.shape)))])
+    scores = x.known(Scores)  # masked entries have weight 0
+    carried = [scores] if scores is not None and value == -math.inf else []
+    G = compose(scaling((~mask).to(mean.dtype)), broadcast(x.mean.shape, mean.shape))
+    return Surrogate(mean, [(x, G)], carried=carried)
 
 
 @rule(aten.slice_scatter.default, aten.select_scatter.default, exactness="exact", family="shape")

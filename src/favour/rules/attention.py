@@ -36,6 +36,7 @@ Entries at −∞ (masked) have probability 0.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ from favour.errors import UnsupportedOperation
 from favour.graph.traits import Traits
 from favour.rules.registry import rule
 from favour.surrogate import DiagonalNoise, LinearMap, Surrogate, compose, scaling, weighted_sum
+from favour.surrogate.attending import Scores
 from favour.surrogate.jacobian import DiagonalPlusLowRank
 from favour.surrogate.value import Context, Value
 
@@ -149,7 +151,9 @@ def softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, dtyp
     curved = _second_order(m, v / (1 + m * v), axis)
     noise = torch.minimum(curved, (most - carried).clamp_min(0))
     label = f"{ctx.module or 'model'} (softmax)"
-    return Surrogate(m, [(x, G)], [DiagonalNoise(noise, label)])
+    scores = x.known(Scores)
+    carried = [replace(scores, weights=True)] if scores is not None and axis == m.ndim - 1 else []
+    return Surrogate(m, [(x, G)], [DiagonalNoise(noise, label)], carried=carried)
 
 
 @rule(aten.log_softmax.int, aten._log_softmax.default, exactness="linearised", family="attention", traits=ALONG)

@@ -9,8 +9,9 @@ uncertain, a = μ_a + δ_a and b = μ_b + δ_b,
 where · is the product itself and C = Cov(a, b) is known from the columns that a and b share. For element-wise products
 of Gaussians m, G and N are exact, a broadcast operand included: its one draw meets many entries. A contraction keeps
 the correlation of what comes from columns and takes the rest, terms with an independent part, by its variances. Too
-many columns, and variances are all that is kept. Independent parts of a and b count as uncorrelated unless a and b are
-one tensor with equal indices.
+many columns, and variances are all that is kept. Of independent parts a sweep of variances knows what siblings share
+(`favour.surrogate.siblings`), entry by entry, and what attention weights share with values
+(`favour.surrogate.attending`); else they count as uncorrelated unless a and b are one tensor with equal indices.
 
 What no second moment shows is skewness. A product of two tensors behind the same dropout, (μ_a + δ_a)(μ_b + δ_b) with
 E[δ³] ≠ 0, has Cov(δ, δ²) ≠ 0 between its linear and its quadratic part: with a rate of 0.2 on 32 units the covariance
@@ -46,7 +47,9 @@ from favour.surrogate import (
     identity,
     scaling,
 )
+from favour.surrogate.attending import met, scores_of
 from favour.surrogate.matrices import FOLD, Contraction
+from favour.surrogate.siblings import between
 from favour.surrogate.value import Context, Value, Weight, mean_of
 
 aten = torch.ops.aten
@@ -81,7 +84,12 @@ def multiply(ctx: Context, a: Value, b: Value) -> Surrogate:
         (a, compose(scaling(b.mean), expand_a)),
         (b, compose(scaling(a.mean), expand_b)),
     ]
-    return Surrogate(mean, maps, second_order(a, b, expand_a, expand_b, out, _label(ctx)))
+    noises = second_order(a, b, expand_a, expand_b, out, _label(ctx))
+    shared = between(a, b, expand_a, expand_b)
+    if isinstance(shared, Tensor):
+        mean = mean + shared
+        noises.append(DiagonalNoise(shared.square().expand(out), _label(ctx)))
+    return Surrogate(mean, maps, noises)
 
 
 def second_order(
@@ -167,6 +175,9 @@ def divide(ctx: Context, a: Any, b: Value) -> Surrogate:
         if pairs:
             c = slope * sum((expand_a.apply(p) * expand_b.apply(q)).sum(0) for p, q in pairs)
             mean, noise = mean + c, noise + c.square()
+        shared = between(a, b, expand_a, expand_b)
+        if isinstance(shared, Tensor):
+            mean, noise = mean + slope * shared, noise + (slope * shared).square()
     return Surrogate(mean, maps, [DiagonalNoise(noise.expand(out), _label(ctx))])
 
 
@@ -209,6 +220,11 @@ def bilinear(ctx: Context, a: Any, b: Any, ia: str, ib: str, io: str) -> Surroga
             noises.append(DiagonalNoise(variance, _label(ctx)))
         else:
             noises += _contracted(a, b, ia, ib, io, _label(ctx))
+            row, inner, column = ia[-2:-1], ia[-1:], ib[-1:]
+            if ib[-2:-1] == inner and io[-2:] == row + column and len(ia) == len(ib) > 2:  # tokens with tokens
+                shared = met(a, b)
+                mean = mean if shared is None else mean + shared
+                return Surrogate(mean, maps, noises, carried=scores_of(a, b))
     return Surrogate(mean, maps, noises)
 
 
