@@ -36,11 +36,11 @@ from fuzz.probes import Ordinary, name, probes
 from torch import nn
 
 import favour
-from favour.graph.capture import capture
 from favour.graph.node import Graph
 from favour.inspect.agreement import Tally
 from favour.methods import Numerics
 from favour.methods.keywords import method_of
+from favour.passes.capture import capture
 from favour.passes.plan.steps import configure
 from favour.posterior import Posterior
 from favour.predictor.predictor import Predictor

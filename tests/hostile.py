@@ -27,7 +27,7 @@ from favour.methods.keywords import method_of
 from favour.passes.plan.steps import configure
 from favour.posterior import Posterior
 from favour.predictor.predictor import Predictor
-from favour.predictor.program import Program
+from favour.program.program import Program
 from favour.rules.maxima import WITH_INDICES
 
 aten = torch.ops.aten

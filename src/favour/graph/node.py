@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from favour.graph.traits import NONE, Draw, Traits, holds, traits_of
+from favour.graph.traits import NONE, Draw, Operation, Traits, holds, traits_of
 
 
 @dataclass(eq=False)
@@ -31,7 +31,7 @@ class Node:
 
     name: str
     kind: str
-    target: Any
+    target: Operation
     args: tuple = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     shape: tuple[int | str, ...] | None = None

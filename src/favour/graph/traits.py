@@ -20,11 +20,15 @@ from torch import Tensor
 
 from favour.errors import InvalidValue, ShapeMismatch
 
+Operation = Any  # what a node calls: an overload of aten, or a Python function on sizes
+# What an operation is given: a node in a graph, and where it is run what is known of that; a number, a flag, a dtype,
+# None, or a list of such. Whoever takes one asks which; a union would only have everybody assert what they know.
+Argument = Any
 Range = tuple[float, float]
 Claim = bool | Callable[..., bool]  # always, or as the further arguments have it
 
 
-def check_rate(p: Any, where: str) -> None:
+def check_rate(p: Argument, where: str) -> None:
     """Raise unless 0 ≤ p < 1 everywhere."""
     if isinstance(p, Tensor):
         if not torch.compiler.is_compiling() and not bool(((p >= 0) & (p < 1)).all()):
@@ -35,11 +39,11 @@ def check_rate(p: Any, where: str) -> None:
         raise InvalidValue(f"the dropout probability at {where} must lie in [0, 1); got {p}.")
 
 
-def _scaled_mask(random: Any, shape: tuple[int, ...], p: Any, dtype: torch.dtype) -> Tensor:
+def _scaled_mask(random: Argument, shape: tuple[int, ...], p: Argument, dtype: torch.dtype) -> Tensor:
     return random.scaled_mask(shape, p, dtype)
 
 
-def _multiplied(x: Tensor, draw: Tensor, p: Any) -> Tensor:
+def _multiplied(x: Tensor, draw: Tensor, p: Argument) -> Tensor:
     return x * draw
 
 
@@ -80,7 +84,7 @@ class Draw:
         """Of the draws for a tensor (batch, *event)."""
         return (*shape[:2], *[1] * (len(shape) - 2)) if self.channels else tuple(shape)
 
-    def check_shape(self, p: Any, shape: tuple[int, ...], where: str) -> None:
+    def check_shape(self, p: Argument, shape: tuple[int, ...], where: str) -> None:
         """Raise unless p has one entry for each draw."""
         space = len(shape) - 2
         told = p.shape[max(p.ndim - space, 0) :] if self.channels and isinstance(p, Tensor) and p.ndim else ()
@@ -190,21 +194,28 @@ class Traits:
 
 
 NONE = Traits()
-_TABLE: dict[Any, Traits] = {}
+_TABLE: dict[Operation, Traits] = {}
+_RULED: set[Operation] = set()  # operations that have a rule
 
 
-def declare(*targets: Any, traits: Traits) -> None:
+def declare(*targets: Operation, traits: Traits) -> None:
     """Say what operations do, beside what has been said of them."""
     for target in targets:
         _TABLE[target] = _TABLE.get(target, NONE).merged(traits)
 
 
-def set_traits(target: Any, traits: Traits) -> None:
-    """Say all that is known of an operation; what was said before is forgotten."""
+def set_traits(target: Operation, traits: Traits) -> None:
+    """Say all that is known of an operation that is given a rule; what was said before is forgotten."""
     _TABLE[target] = traits
+    _RULED.add(target)
 
 
-def traits_of(target: Any) -> Traits:
+def has_rule(target: Operation) -> bool:
+    """Whether an operation has a rule."""
+    return target in _RULED
+
+
+def traits_of(target: Operation) -> Traits:
     """What is known of an operation; all traits are false of one that nobody declared."""
     try:
         return _TABLE.get(target, NONE)
@@ -212,6 +223,6 @@ def traits_of(target: Any) -> Traits:
         return NONE
 
 
-def holds(claim: Claim, *args: Any, **kwargs: Any) -> bool:
+def holds(claim: Claim, *args: Argument, **kwargs: Argument) -> bool:
     """Whether a claim is true for these further arguments."""
     return claim(*args, **kwargs) if callable(claim) else claim

@@ -19,15 +19,15 @@ from torch.utils import _pytree as pytree
 from favour.belief import Belief
 from favour.belief.covariance import flatten_event
 from favour.errors import InvalidValue
-from favour.graph.capture import split_example
+from favour.graph.example import split_example
 from favour.inspect.agreement import OUTPUTS, Tally
 from favour.inspect.live import live_difference
 from favour.pages.notebook import card
+from favour.program.propagator import Propagator
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from favour.predictor.predictor import Predictor
 
 # What counts as small: a mean off by .15 standard deviations, a covariance as good as that of some 200 samples.
 MEAN_ERROR, COVARIANCE_ERROR, RANKING = 0.15, 0.15, 0.9
@@ -147,7 +147,7 @@ class Check:
 
 
 def check(
-    predict: Predictor, x: Any, n: int = 1000, generator: torch.Generator | None = None, output: int | None = None
+    predict: Propagator, x: Any, n: int = 1000, generator: torch.Generator | None = None, output: int | None = None
 ) -> Check:
     """Compare a predictor's belief with n fresh samples of its network.
 
@@ -214,7 +214,7 @@ def _chosen(leaves: list[Any], output: int | None) -> int:
 
 
 def _judged(
-    predict: Predictor, belief: Belief, n: int, found: dict[str, Tensor], difference: str | None = None
+    predict: Propagator, belief: Belief, n: int, found: dict[str, Tensor], difference: str | None = None
 ) -> Check:
     variance = found["sampled_stddev"].square()
     live = variance > 0

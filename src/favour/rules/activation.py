@@ -18,13 +18,11 @@ independent of x that adds the map −E[x⁻] from w, and the noise Var w · Var
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from favour import scalar
 from favour.errors import UnsupportedOperation
-from favour.graph.traits import Traits
+from favour.graph.traits import Argument, Traits
 from favour.rules.registry import elementwise, pointwise_surrogate, rule
 from favour.rules.shape import broadcast
 from favour.scalar import surrogate_slope
@@ -96,7 +94,7 @@ def _elu(alpha: float, scale: float, input_scale: float) -> scalar.ScalarFunctio
 
 
 @rule(aten.prelu.default, exactness="moment-matched", family="element-wise")
-def prelu(ctx: Context, x: Any, weight: Any) -> Surrogate:
+def prelu(ctx: Context, x: Argument, weight: Argument) -> Surrogate:
     """The slope is a number per channel, dimension 1; see the module docstring for an uncertain one."""
     if isinstance(weight, Value):
         return _uncertain_slope(ctx, x, weight)
@@ -104,7 +102,7 @@ def prelu(ctx: Context, x: Any, weight: Any) -> Surrogate:
     return pointwise_surrogate(ctx, x, scalar.prelu(weight.reshape(shape)))
 
 
-def _uncertain_slope(ctx: Context, x: Any, weight: Value) -> Surrogate:
+def _uncertain_slope(ctx: Context, x: Argument, weight: Value) -> Surrogate:
     """The slope (batch, channels or 1, 1, …)."""
     mean = mean_of(x)
     slopes = weight.mean.expand(mean.shape)

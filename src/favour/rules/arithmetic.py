@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.graph.traits import Traits
+from favour.graph.traits import Argument, Traits
 from favour.rules.embedding import added_noises
 from favour.rules.products import divide, multiply
 from favour.rules.registry import rule
@@ -30,7 +30,7 @@ aten = torch.ops.aten
 AFFINE, QUOTIENT = Traits(elementwise=True, affine=(0, 1)), Traits(elementwise=True, affine=(0,))
 
 
-def _term(x: Any, out: torch.Size, factor: float = 1) -> list[tuple[Any, LinearMap]]:
+def _term(x: Argument, out: torch.Size, factor: float = 1) -> list[tuple[Any, LinearMap]]:
     if not isinstance(x, Value):
         return []
     G = broadcast(x.mean.shape, out)
@@ -38,19 +38,19 @@ def _term(x: Any, out: torch.Size, factor: float = 1) -> list[tuple[Any, LinearM
 
 
 @rule(aten.add.Tensor, aten.add.Scalar, exactness="exact", family="arithmetic", weights=True, traits=AFFINE)
-def add(ctx: Context, a: Any, b: Any, alpha: float = 1) -> Surrogate:
+def add(ctx: Context, a: Argument, b: Argument, alpha: float = 1) -> Surrogate:
     mean = torch.add(_tensor(mean_of(a), b), mean_of(b), alpha=alpha)
     noises = added_noises(ctx, a, mean, 1) + added_noises(ctx, b, mean, alpha)
     return Surrogate(mean, _term(a, mean.shape) + _term(b, mean.shape, alpha), noises)
 
 
 @rule(aten.sub.Tensor, aten.sub.Scalar, exactness="exact", family="arithmetic", traits=AFFINE)
-def sub(ctx: Context, a: Any, b: Any, alpha: float = 1) -> Surrogate:
+def sub(ctx: Context, a: Argument, b: Argument, alpha: float = 1) -> Surrogate:
     return add(ctx, a, b, -alpha)
 
 
 @rule(aten.rsub.Scalar, aten.rsub.Tensor, exactness="exact", family="arithmetic", traits=AFFINE)
-def rsub(ctx: Context, a: Any, b: Any, alpha: float = 1) -> Surrogate:
+def rsub(ctx: Context, a: Argument, b: Argument, alpha: float = 1) -> Surrogate:
     mean = mean_of(b) - alpha * mean_of(a)
     return Surrogate(mean, _term(a, mean.shape, -alpha) + _term(b, mean.shape))
 
@@ -60,11 +60,11 @@ def neg(ctx: Context, x: Value) -> Surrogate:
     return Surrogate(-x.mean, [(x, scaling(-1.0))])
 
 
-def _tensor(a: Any, other: Any) -> Tensor:
+def _tensor(a: Argument, other: Argument) -> Tensor:
     return a if isinstance(a, Tensor) else torch.as_tensor(a, dtype=mean_of(other).dtype, device=mean_of(other).device)
 
 
-def scaled(x: Value, factor: Any) -> Surrogate:
+def scaled(x: Value, factor: Argument) -> Surrogate:
     """factor ∘ x for a known factor, either of which may broadcast."""
     mean = x.mean * factor
     expand = broadcast(x.mean.shape, mean.shape)
@@ -73,7 +73,7 @@ def scaled(x: Value, factor: Any) -> Surrogate:
 
 @rule(aten.mul.Scalar, exactness="exact", family="arithmetic", traits=AFFINE)
 @rule(aten.mul.Tensor, exactness="moment-matched", family="product", traits=AFFINE)
-def mul(ctx: Context, a: Any, b: Any) -> Surrogate:
+def mul(ctx: Context, a: Argument, b: Argument) -> Surrogate:
     if isinstance(a, Value) and isinstance(b, Value):
         return multiply(ctx, a, b)
     return scaled(a, b) if isinstance(a, Value) else scaled(b, a)
@@ -81,7 +81,7 @@ def mul(ctx: Context, a: Any, b: Any) -> Surrogate:
 
 @rule(aten.div.Scalar, exactness="exact", family="arithmetic", traits=QUOTIENT)
 @rule(aten.div.Tensor, exactness="linearised", family="product", traits=QUOTIENT)
-def div(ctx: Context, a: Any, b: Any) -> Surrogate:
+def div(ctx: Context, a: Argument, b: Argument) -> Surrogate:
     if isinstance(b, Value):
         return divide(ctx, a, b)
     # In the dtype of a: the reciprocal of an integer tensor would be float32.
@@ -89,7 +89,7 @@ def div(ctx: Context, a: Any, b: Any) -> Surrogate:
 
 
 @rule(aten.where.self, exactness="exact", family="arithmetic", traits=Traits(elementwise=True))
-def where(ctx: Context, condition: Any, a: Any, b: Any) -> Surrogate:
+def where(ctx: Context, condition: Argument, a: Argument, b: Argument) -> Surrogate:
     if isinstance(condition, Value):
         raise UnsupportedOperation(f"`where` on an uncertain condition at {ctx.place} has no rule.")
     mean = torch.where(condition, mean_of(a), mean_of(b))
@@ -101,7 +101,7 @@ def where(ctx: Context, condition: Any, a: Any, b: Any) -> Surrogate:
 
 
 @rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor, exactness="exact", family="arithmetic")
-def masked_fill(ctx: Context, x: Any, mask: Any, value: Any) -> Surrogate:
+def masked_fill(ctx: Context, x: Argument, mask: Argument, value: Argument) -> Surrogate:
     if isinstance(mask, Value) or isinstance(value, Value):
         raise UnsupportedOperation(f"`masked_fill` with an uncertain mask or value at {ctx.place} has no rule.")
     mean = x.mean.masked_fill(mask, value)
@@ -112,7 +112,7 @@ def masked_fill(ctx: Context, x: Any, mask: Any, value: Any) -> Surrogate:
 
 
 @rule(aten.slice_scatter.default, aten.select_scatter.default, exactness="exact", family="shape")
-def scatter(ctx: Context, x: Any, source: Any, dim: int = 0, *rest: Any) -> Surrogate:
+def scatter(ctx: Context, x: Argument, source: Argument, dim: int = 0, *rest: Argument) -> Surrogate:
     """y is x with a slice replaced by `source`: what an in-place write into a view becomes."""
     op = aten.select_scatter.default if mean_of(source).ndim < mean_of(x).ndim else aten.slice_scatter.default
     take = aten.select.int if op is aten.select_scatter.default else aten.slice.Tensor

@@ -37,13 +37,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.graph.traits import Traits
+from favour.graph.traits import Argument, Traits
 from favour.rules.registry import rule
 from favour.surrogate import DiagonalNoise, LinearMap, Surrogate, compose, scaling, weighted_sum
 from favour.surrogate.attending import Scores
@@ -120,7 +119,7 @@ def _second_order(p: Tensor, v: Tensor, axis: int) -> Tensor:
     family="attention",
     traits=ALONG,
 )
-def softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, dtype: Any = None) -> Surrogate:
+def softmax(ctx: Context, x: Value, dim: int, half_to_float: Argument = None, *, dtype: Argument = None) -> Surrogate:
     axis = _axis(ctx, x, dim)
     if dtype is not None and dtype != x.mean.dtype:
         raise UnsupportedOperation(
@@ -157,7 +156,9 @@ def softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, dtyp
 
 
 @rule(aten.log_softmax.int, aten._log_softmax.default, exactness="linearised", family="attention", traits=ALONG)
-def log_softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, dtype: Any = None) -> Surrogate:
+def log_softmax(
+    ctx: Context, x: Value, dim: int, half_to_float: Argument = None, *, dtype: Argument = None
+) -> Surrogate:
     axis = _axis(ctx, x, dim)
     if dtype is not None and dtype != x.mean.dtype:
         raise UnsupportedOperation(
@@ -172,7 +173,7 @@ def log_softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, 
 
 
 @rule(aten.logsumexp.default, exactness="linearised", family="attention")
-def logsumexp(ctx: Context, x: Value, dim: Any, keepdim: bool = False) -> Surrogate:
+def logsumexp(ctx: Context, x: Value, dim: Argument, keepdim: bool = False) -> Surrogate:
     dims = [dim] if isinstance(dim, int) else list(dim)
     if len(dims) != 1:
         raise UnsupportedOperation(

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.graph.traits import Argument
 from favour.rules.registry import rule
 from favour.rules.weight_space import held, reshaped
 from favour.surrogate import (
@@ -41,7 +42,7 @@ aten = torch.ops.aten
 
 
 @rule(aten.embedding.default, exactness="exact", family="embedding", weights=True)
-def embedding(ctx: Context, table: Any, indices: Any, *options: Any) -> Surrogate:
+def embedding(ctx: Context, table: Argument, indices: Argument, *options: Argument) -> Surrogate:
     if not isinstance(table, Weight) or isinstance(indices, Value):
         raise UnsupportedOperation(
             f"an embedding at {ctx.place} has an uncertain index, or a table that was computed from uncertain values; "
@@ -132,7 +133,7 @@ def _table_noise(ctx: Context, table: Weight, indices: Tensor) -> LatentNoise:
     return LatentNoise(push, pull, variances, latent, key, table.name, drawn=True, between=between)
 
 
-def added_noises(ctx: Context, weight: Any, like: Tensor, factor: float) -> list[Noise]:
+def added_noises(ctx: Context, weight: Argument, like: Tensor, factor: float) -> list[Noise]:
     """The noises that adding `factor`·weight brings to a tensor like this."""
     if not isinstance(weight, Weight):
         return []
@@ -168,7 +169,7 @@ def _separated(indices: Sequence[Any]) -> bool:
 
 
 @rule(aten.index.Tensor, exactness="exact", family="embedding")
-def index(ctx: Context, x: Any, indices: Sequence[Any]) -> Surrogate:
+def index(ctx: Context, x: Argument, indices: Sequence[Any]) -> Surrogate:
     """x[:, i, j]: the batch first, or picked by `arange(batch)`, which export leaves as an index."""
     known = [i for i in indices if i is not None]
     if not isinstance(x, Value) or any(isinstance(i, Value) for i in known):
@@ -210,7 +211,7 @@ def _check_rows(ctx: Context, rows: Tensor, batch: int) -> None:
 
 
 @rule(aten.gather.default, exactness="exact", family="embedding")
-def gather(ctx: Context, x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Surrogate:
+def gather(ctx: Context, x: Argument, dim: int, index: Argument, *, sparse_grad: bool = False) -> Surrogate:
     if not isinstance(x, Value) or isinstance(index, Value):
         raise UnsupportedOperation(f"`gather` at {ctx.place} with an uncertain index has no rule.")
     dim = dim % x.mean.ndim

@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.graph.traits import Argument, Operation
 from favour.rules.registry import rule
 from favour.rules.windows import Box, Sizes, Windows, adaptive_windows, pool_windows
 from favour.scalar.moments.maxima import ABSENT, Covariances, Dropped, Law, largest, largest_dropped, without_floor
@@ -122,7 +123,7 @@ def maximum(ctx: Context, x: Value, windows: Sequence[Windows]) -> Surrogate:
 
 
 def dropped_maximum(
-    ctx: Context, x: Value | Tensor, p: Any, rectified: bool, label: str, windows: Sequence[Windows]
+    ctx: Context, x: Value | Tensor, p: Argument, rectified: bool, label: str, windows: Sequence[Windows]
 ) -> Surrogate:
     """The surrogate of max_i D_i x_i, or of max(0, max_i D_i x_i) where `rectified`."""
 
@@ -135,7 +136,7 @@ def dropped_maximum(
 
 def behind_dropout(
     x: Value | Tensor,
-    p: Any,
+    p: Argument,
     label: str,
     windows: Sequence[Windows],
     moments: Callable[[list[Law], list[Any]], Dropped],
@@ -224,19 +225,19 @@ ADAPTIVE = (
 WITH_INDICES = {*INDEXED, *ADAPTIVE, aten.max.dim}
 
 
-def _windows(ctx: Context, op: Any, x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Windows]:
+def _windows(ctx: Context, op: Operation, x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Windows]:
     if op is aten.amax.default:
         return _whole(x, args[0], ctx)
     return (adaptive_windows if op in ADAPTIVE else pool_windows)(x, *args, **kwargs)
 
 
 @rule(*POOLS, exactness="moment-matched", family="pooling")
-def max_pool(ctx: Context, x: Value, *args: Any, **kwargs: Any) -> Surrogate:
+def max_pool(ctx: Context, x: Value, *args: Argument, **kwargs: Argument) -> Surrogate:
     return maximum(ctx, x, pool_windows(x.mean, *args, **kwargs))
 
 
 @rule(*INDEXED, exactness="moment-matched", family="pooling")
-def max_pool_with_indices(ctx: Context, x: Value, *args: Any, **kwargs: Any) -> list[Surrogate]:
+def max_pool_with_indices(ctx: Context, x: Value, *args: Argument, **kwargs: Argument) -> list[Surrogate]:
     """Only the maxima: where they were is discrete, and has no moments."""
     return [maximum(ctx, x, pool_windows(x.mean, *args, **kwargs))]
 
@@ -284,10 +285,10 @@ def max_dim(ctx: Context, x: Value, dim: int, keepdim: bool = False) -> list[Sur
 def dropped_max_pool(
     ctx: Context,
     x: Value | Tensor,
-    p: Any,
+    p: Argument,
     rectified: bool,
     label: str,
-    op: Any,
+    op: Operation,
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> Surrogate:

@@ -8,12 +8,11 @@ Norm weights, scales, class tokens and position tables go through the rules of t
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.graph.traits import Argument
 from favour.rules.registry import rule
 from favour.rules.weight_space import held, reshaped
 from favour.surrogate import Noise, Surrogate, factor_noise
@@ -34,7 +33,7 @@ drawn = torch.ops.favour.drawn.default
 
 
 @rule(drawn, exactness="exact", family="parameter", weights=True)
-def drawn_parameter(ctx: Context, parameter: Any, like: Any, squeeze: bool = False) -> Surrogate:
+def drawn_parameter(ctx: Context, parameter: Argument, like: Argument, squeeze: bool = False) -> Surrogate:
     if not isinstance(parameter, Weight):
         raise UnsupportedOperation(f"`favour::drawn` at {ctx.place} takes a parameter that has a posterior.")
     like = mean_of(like)

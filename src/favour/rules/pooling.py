@@ -10,11 +10,11 @@ Where only variances are carried, entries of a window count as independent, unle
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from favour.graph.traits import Argument, Operation
 from favour.rules.registry import rule
 from favour.rules.windows import Box, Sizes, Windows, adaptive_windows, per_axis, pool_windows, spans
 from favour.surrogate import LinearMap, Surrogate, scaled, structural
@@ -34,11 +34,13 @@ def folded(op: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return act
 
 
-def _register(op: Any, make: Callable[..., tuple[Tensor, LinearMap]], windows: Callable[..., list[Windows]]) -> None:
+def _register(
+    op: Operation, make: Callable[..., tuple[Tensor, LinearMap]], windows: Callable[..., list[Windows]]
+) -> None:
     """The rule of an average, given its result on the mean and its map, and where its windows lie."""
 
     @rule(op, exactness="exact", family="pooling")
-    def average(ctx: Context, x: Value, *args: Any, **kwargs: Any) -> Surrogate:
+    def average(ctx: Context, x: Value, *args: Argument, **kwargs: Argument) -> Surrogate:
         mean, G = make(x.mean, *args, **kwargs)
         result = Surrogate(mean, [(x, G)])
         within = x.known(ChannelCovariance)
@@ -60,7 +62,13 @@ def _correlated(y: Surrogate, x: Value, within: ChannelCovariance, box: Box) -> 
 
 
 def _average_windows(
-    x: Tensor, kernel: Sizes, stride: Sizes = (), padding: Sizes = 0, ceil_mode: bool = False, *rest: Any, **others: Any
+    x: Tensor,
+    kernel: Sizes,
+    stride: Sizes = (),
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    *rest: Argument,
+    **others: Argument,
 ) -> list[Windows]:
     return pool_windows(x, kernel, stride, padding, 1, ceil_mode)
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.graph.traits import Argument
 from favour.rules.registry import linear_map, rule
 from favour.rules.shape import broadcast, cat, expanded, permuting, pieces_of, swapped
 from favour.surrogate import LinearMap, Sum, Surrogate, compose, identity, scaling, structural
@@ -89,7 +90,7 @@ linear_map(aten.rot90.default, make=_rotate, family="shape")
 
 
 def _interleave(
-    x: Tensor, repeats: int, dim: int | None = None, *, output_size: Any = None
+    x: Tensor, repeats: int, dim: int | None = None, *, output_size: Argument = None
 ) -> tuple[Tensor, LinearMap]:
     if dim is None:
         raise UnsupportedOperation(
@@ -122,7 +123,7 @@ linear_map(aten.triu.default, make=_triangle(torch.triu), family="shape")
 linear_map(aten.tril.default, make=_triangle(torch.tril), family="shape")
 
 
-def _cumsum(x: Tensor, dim: int, *, dtype: Any = None) -> tuple[Tensor, LinearMap]:
+def _cumsum(x: Tensor, dim: int, *, dtype: Argument = None) -> tuple[Tensor, LinearMap]:
     at = _event(x, dim, "cumsum") + 1
 
     def transpose(g: Tensor) -> Tensor:
@@ -136,7 +137,9 @@ def _cumsum(x: Tensor, dim: int, *, dtype: Any = None) -> tuple[Tensor, LinearMa
 linear_map(aten.cumsum.default, make=_cumsum, family="reduction")
 
 
-def _diff(x: Tensor, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> tuple[Tensor, LinearMap]:
+def _diff(
+    x: Tensor, n: int = 1, dim: int = -1, prepend: Argument = None, append: Argument = None
+) -> tuple[Tensor, LinearMap]:
     if n != 1 or prepend is not None or append is not None:
         raise UnsupportedOperation(
             f"`diff` of a tensor of shape {tuple(x.shape)}, of order {n} or with rows before or behind it, has no "
@@ -232,7 +235,7 @@ def broadcast_tensors(ctx: Context, tensors: list[Any]) -> list[Surrogate]:
 
 
 @rule(aten.scatter_add.default, exactness="exact", family="shape")
-def scatter_add(ctx: Context, x: Any, dim: int, index: Any, source: Any) -> Surrogate:
+def scatter_add(ctx: Context, x: Argument, dim: int, index: Argument, source: Argument) -> Surrogate:
     """x with the entries of `source` added at known places."""
     _known_index(ctx, "scatter_add", index)
     at = _event(mean_of(x), dim, "scatter_add") + 1
@@ -252,7 +255,7 @@ def scatter_add(ctx: Context, x: Any, dim: int, index: Any, source: Any) -> Surr
 
 
 @rule(aten.index_add.default, exactness="exact", family="shape")
-def index_add(ctx: Context, x: Any, dim: int, index: Any, source: Any, *, alpha: float = 1) -> Surrogate:
+def index_add(ctx: Context, x: Argument, dim: int, index: Argument, source: Argument, *, alpha: float = 1) -> Surrogate:
     _known_index(ctx, "index_add", index)
     at = _event(mean_of(x), dim, "index_add") + 1
     mean = mean_of(x).index_add(dim, index, mean_of(source), alpha=alpha)
@@ -266,14 +269,14 @@ def index_add(ctx: Context, x: Any, dim: int, index: Any, source: Any, *, alpha:
     )
 
 
-def _known_index(ctx: Context, what: str, index: Any) -> None:
+def _known_index(ctx: Context, what: str, index: Argument) -> None:
     if isinstance(index, Value):
         raise UnsupportedOperation(f"`{what}` at {ctx.place} with an uncertain index has no rule.")
 
 
 def _added(
-    x: Any,
-    source: Any,
+    x: Argument,
+    source: Argument,
     mean: Tensor,
     put: Callable[[Tensor], Tensor],
     take: Callable[[Tensor], Tensor],

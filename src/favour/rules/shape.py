@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.graph.traits import Traits, declare
+from favour.graph.traits import Argument, Traits, declare
 from favour.rules.registry import deterministic, linear_map, rule
 from favour.surrogate import LinearMap, Surrogate, compose, identity, structural
 from favour.surrogate.value import Context, Value, mean_of
@@ -45,7 +45,7 @@ def broadcast(shape: Sequence[int], out: Sequence[int]) -> LinearMap:
 
 
 def _reshaping(op: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, LinearMap]]:
-    def make(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, LinearMap]:
+    def make(x: Tensor, *args: Argument, **kwargs: Argument) -> tuple[Tensor, LinearMap]:
         y = op(x, *args, **kwargs)
         before, after = x.shape, y.shape
         return y, structural(
@@ -82,7 +82,7 @@ declare(*[copy.default for copy in _COPIES], traits=Traits(keeps=True))
 
 
 @rule(aten.reshape_as.default, aten.view_as.default, exactness="exact", family="shape")
-def reshape_as(ctx: Context, x: Any, other: Any) -> Surrogate:
+def reshape_as(ctx: Context, x: Argument, other: Argument) -> Surrogate:
     if not isinstance(x, Value):
         return Surrogate(x.reshape(other.shape))
     y, G = _reshaping(torch.reshape)(x.mean, other.shape)
@@ -90,7 +90,7 @@ def reshape_as(ctx: Context, x: Any, other: Any) -> Surrogate:
 
 
 def permuting(dims_of: Callable[..., Sequence[int]]) -> Callable[..., tuple[Tensor, LinearMap]]:
-    def make(x: Tensor, *args: Any) -> tuple[Tensor, LinearMap]:
+    def make(x: Tensor, *args: Argument) -> tuple[Tensor, LinearMap]:
         dims = [d % x.ndim for d in dims_of(x, *args)]
         inverse = [dims.index(d) for d in range(x.ndim)]
 
@@ -126,7 +126,7 @@ linear_map(aten.movedim.int, make=permuting(_move), family="shape")
 def _selecting(take: Callable[..., Tensor], put: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, LinearMap]]:
     """Selection along one dimension: `take(x, dim, …)`, and `put(zeros, g, dim, …)` as its transpose."""
 
-    def make(x: Tensor, dim: int = 0, *rest: Any) -> tuple[Tensor, LinearMap]:
+    def make(x: Tensor, dim: int = 0, *rest: Argument) -> tuple[Tensor, LinearMap]:
         dim = dim % x.ndim
         before = x.shape
 
@@ -183,7 +183,7 @@ linear_map(aten.expand.default, make=expanded, family="shape")
 
 
 @rule(aten.expand_as.default, exactness="exact", family="shape")
-def expand_as(ctx: Context, x: Any, other: Any) -> Surrogate:
+def expand_as(ctx: Context, x: Argument, other: Argument) -> Surrogate:
     y = mean_of(x).expand(mean_of(other).shape)
     return Surrogate(y, [(x, broadcast(x.mean.shape, y.shape))] if isinstance(x, Value) else [])
 
@@ -284,7 +284,7 @@ def unbind(ctx: Context, x: Value, dim: int = 0) -> list[Surrogate]:
 
 def _reducing(average: bool) -> Callable[..., tuple[Tensor, LinearMap]]:
     def make(
-        x: Tensor, dim: Sequence[int] | int | None = None, keepdim: bool = False, *, dtype: Any = None
+        x: Tensor, dim: Sequence[int] | int | None = None, keepdim: bool = False, *, dtype: Argument = None
     ) -> tuple[Tensor, LinearMap]:
         if dim is None or (not isinstance(dim, int) and not dim):
             dims = list(range(x.ndim))
@@ -330,7 +330,7 @@ linear_map(aten.mean.dim, aten.mean.default, make=_reducing(True), family="reduc
     family="shape",
     traits=Traits(keeps=True),
 )
-def convert(ctx: Context, x: Any, *args: Any, **kwargs: Any) -> Surrogate:
+def convert(ctx: Context, x: Argument, *args: Argument, **kwargs: Argument) -> Surrogate:
     if not isinstance(x, Value):  # `type_as`, which reads no more than the type of an uncertain tensor
         return Surrogate(x.to(mean_of(args[0]).dtype))
     dtype = kwargs.get("dtype", mean_of(args[0]).dtype if args and isinstance(mean_of(args[0]), Tensor) else None)

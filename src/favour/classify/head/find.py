@@ -18,11 +18,11 @@ from favour.errors import InvalidValue
 from favour.graph.node import Graph, Node, nodes_in
 from favour.methods.cost import multiplications
 from favour.passes.marking import mark_uncertain
+from favour.program.propagator import Propagator
 from favour.rules.registry import RULES
 
 if TYPE_CHECKING:
     from favour.classify.head.tables import Tables
-    from favour.predictor.predictor import Predictor
 
 aten = torch.ops.aten
 
@@ -100,7 +100,7 @@ class Head:
         return 0 if afforded < DRAWS else min(afforded, _MOST)
 
 
-def find_head(predict: Predictor, n: int | None = None) -> Head | None:
+def find_head(predict: Propagator, n: int | None = None) -> Head | None:
     """The head of a predictor's network, None if it has none; found once for each graph and number of draws.
 
     Args:
@@ -143,7 +143,7 @@ def _enlarged(head: Head | None, n: int | None) -> Head | None:
     return replace(head, outer=outer, cost=head.cost * outer / head.outer, tables=None)
 
 
-def _find(predict: Predictor) -> Head | None:
+def _find(predict: Propagator) -> Head | None:
     graph, posterior = predict.graph, predict.posterior()
     random = {graph.aliases.get(n, n) for n in posterior.names}
     uncertain = mark_uncertain(graph, (), random)

@@ -23,7 +23,7 @@ from favour.classify.head.masked import masked_weights
 from favour.classify.predictive import mirrored_normals
 from favour.graph.node import Node
 from favour.graph.tracing import constant
-from favour.predictor.tensors import Cached, can_keep, kept_value, version_of
+from favour.program.tensors import Cached, can_keep, kept_value, version_of
 
 _KEPT = 2**22  # numbers in the masked weights of one layer
 

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 
 from favour.graph.node import Graph, Node, argument, nodes_in
+from favour.graph.traits import Argument, Operation
 from favour.passes.normalise.branches import branch
 from favour.passes.normalise.roots import dropped_root, root
 from favour.passes.rewriting import Builder, replace_node
@@ -53,7 +54,7 @@ JOINED = {f: Rule(f, "moment-matched", "pooling") for f in (dropped_max_pool, dr
 RANDOM = {dropped_max_pool, dropped_root}  # they draw, whatever they read
 
 
-def rule_for(target: Any) -> Rule | None:
+def rule_for(target: Operation) -> Rule | None:
     """The rule of an operation, of a captured model or of a plan."""
     return JOINED.get(target) or RULES.get(target)
 
@@ -200,7 +201,7 @@ def _rises(node: Node, axes: tuple[int, ...]) -> int | None:
     return None
 
 
-def _alike(x: Any, ndim: int, axes: tuple[int, ...]) -> bool:
+def _alike(x: Argument, ndim: int, axes: tuple[int, ...]) -> bool:
     """Whether a summand is the same for all entries of a window."""
     if not isinstance(x, Node):
         return True
@@ -218,7 +219,7 @@ def _by_channel(node: Node) -> bool:
     return node.draw is not None and node.draw.channels
 
 
-def _moved(new: Builder, node: Node, x: Node, shape: Any, at: int = 0) -> Node:
+def _moved(new: Builder, node: Node, x: Node, shape: Argument, at: int = 0) -> Node:
     """`node` on another argument, with its own module and line."""
     made = new.call(node.target, *node.args[:at], x, *node.args[at + 1 :], shape=shape, **node.kwargs)
     made.module, made.where = node.module, node.where

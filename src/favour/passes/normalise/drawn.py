@@ -20,6 +20,7 @@ import torch
 
 from favour.errors import UnsupportedOperation
 from favour.graph.node import Graph, Node, replace_nodes
+from favour.graph.traits import Argument, Operation
 from favour.passes.normalise.derived import POSITIONS, PRODUCTS, DerivedNode
 from favour.passes.rewriting import Builder, Shape, rewrite
 from favour.rules.parameter import drawn
@@ -146,7 +147,7 @@ class _Drawing:
             return self._result(node, new, node.args, out, self.loose if loose else self.led)
         return self._moved(node, new, x, shape) if loose else self._led(node, new, shape)
 
-    def _is_drawn(self, a: Any) -> bool:
+    def _is_drawn(self, a: Argument) -> bool:
         return isinstance(a, Node) and (a in self.loose or a in self.led)
 
     def _under(self, new: Builder, x: Node, dims: int) -> Node:
@@ -161,7 +162,7 @@ class _Drawing:
         return x
 
     def _result(
-        self, node: Node, new: Builder, args: Any, shape: Shape, kind: set[Node] | None, target: Any = None
+        self, node: Node, new: Builder, args: Argument, shape: Shape, kind: set[Node] | None, target: Operation = None
     ) -> Node:
         made = new.call(target or node.target, *args, shape=shape, dtype=node.dtype)
         made.kwargs = node.kwargs
@@ -270,7 +271,7 @@ class _Drawing:
         return self._along_channels(new, parameter, out)
 
 
-def _replaced(value: Any, swapped: dict[Node, Node]) -> Any:
+def _replaced(value: Argument, swapped: dict[Node, Node]) -> Any:
     return replace_nodes(value, lambda n: swapped.get(n, n))
 
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from favour.graph.node import Graph, Node, rewired
+from favour.graph.traits import Argument
 
 aten = torch.ops.aten
 
@@ -237,7 +238,7 @@ def _normalised(node: Node) -> Node | None:
     return None
 
 
-def _alike(a: Any, b: Any) -> bool:
+def _alike(a: Argument, b: Argument) -> bool:
     """Whether two values are made by the same operations of the same things."""
     if a is b:
         return True
@@ -257,7 +258,7 @@ def _within(output: Node) -> bool:
     return low >= 0 and high <= 1
 
 
-def _range(value: Any, known: dict[Node, Range], depth: int) -> Range:
+def _range(value: Argument, known: dict[Node, Range], depth: int) -> Range:
     """Bounds of a value; everything that is not known to be bounded is ±∞."""
     if isinstance(value, (bool, int, float)):
         return float(value), float(value)

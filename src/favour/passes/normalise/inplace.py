@@ -21,6 +21,7 @@ import torch
 
 from favour.errors import UnsupportedOperation
 from favour.graph.node import Graph, Node, replace_nodes
+from favour.graph.traits import Operation
 
 aten = torch.ops.aten
 
@@ -155,7 +156,7 @@ class _Rewriter:
             self.value[variable] = (value, current)
         return value
 
-    def _new(self, like: Node, target: Any, args: tuple, kwargs: dict[str, Any], place: Node) -> Node:
+    def _new(self, like: Node, target: Operation, args: tuple, kwargs: dict[str, Any], place: Node) -> Node:
         self.count += 1
         name = f"{place.name}_now{self.count}"
         node = Node(name, "call", target, args, kwargs, like.shape, like.dtype, place.module, place.where)
@@ -294,7 +295,7 @@ def _whole(node: Node) -> bool:
     return start in (None, 0) and end in (None, _END) and step in (None, 1)
 
 
-def _without_underscore(target: Any) -> Any:
+def _without_underscore(target: Operation) -> Any:
     """`aten.relu_.default` to `aten.relu.default`, or None."""
     name = target._schema.name.split("::")[1]
     if not name.endswith("_") or name.endswith("__"):

@@ -21,6 +21,7 @@ from torch import Tensor
 from favour.errors import InvalidValue
 from favour.graph.interpreter import call, interpret
 from favour.graph.node import Graph, Node, draws_numbers, replace_nodes, rewired
+from favour.graph.traits import Argument
 
 aten = torch.ops.aten
 
@@ -63,7 +64,7 @@ def find_lookups(graph: Graph) -> list[Lookup]:
 def _indices(node: Node) -> list[tuple[Node, int, int]]:
     """The indices that an operation reads, and what they may be."""
 
-    def size(table: Any, axis: int) -> int | None:
+    def size(table: Argument, axis: int) -> int | None:
         shape = table.shape if isinstance(table, Node) else tuple(table.shape) if isinstance(table, Tensor) else None
         found = shape[axis] if shape and -len(shape) <= axis < len(shape) else None
         return found if isinstance(found, int) else None

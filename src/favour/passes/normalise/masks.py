@@ -8,12 +8,12 @@ x ∘ c·mask, one entry of a mask for each of x c·P(1)·dropout(x), whatever t
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
 from favour.errors import UnsupportedOperation
 from favour.graph.node import Graph, Node
+from favour.graph.traits import Argument
 from favour.passes.rewriting import Builder
 from favour.rules.randomness import bernoulli_draw
 
@@ -68,7 +68,7 @@ class Masks:
         return new.call(aten.to.dtype, mask, node.dtype, shape=node.shape, dtype=node.dtype)
 
 
-def _mixed(mask: Node, a: Any, b: Any, node: Node, new: Builder) -> Node:
+def _mixed(mask: Node, a: Argument, b: Argument, node: Node, new: Builder) -> Node:
     """a where the mask is 1, b where it is 0."""
     shape = node.shape
     known = [_number(v) for v in (a, b)]
@@ -96,7 +96,7 @@ _CONSTANTS = {aten.zeros_like.default: 0.0, aten.zeros.default: 0.0, aten.new_ze
 _FULL = {aten.full_like.default: 1, aten.full.default: 1, aten.scalar_tensor.default: 0}
 
 
-def _number(value: Any) -> float | None:
+def _number(value: Argument) -> float | None:
     """The one number that a value is made of, where its code says so."""
     if isinstance(value, (int, float)):
         return float(value)

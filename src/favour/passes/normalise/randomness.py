@@ -24,6 +24,7 @@ import torch
 
 from favour.errors import UnsupportedOperation
 from favour.graph.node import Graph, Node, rewired
+from favour.graph.traits import Argument
 from favour.passes.normalise.masks import AND, CASTS, COPIES, DIV, FILLS, MUL, NOT, WHERE, Dropouts, Masks
 from favour.passes.rewriting import Builder, Shape, rewrite
 from favour.rules.randomness import bernoulli_draw, normal_draw, uniform_draw
@@ -137,7 +138,7 @@ class _Sources:
             return None
         return self._followed(node, new, form)
 
-    def _uniform(self, node: Node, new: Builder, low: Any, high: Any) -> Node:
+    def _uniform(self, node: Node, new: Builder, low: Argument, high: Argument) -> Node:
         shape = node.shape
         if self.kinds[node] == "smooth":
             u = _phi(new, _standard(node, new), shape)
@@ -214,7 +215,7 @@ def _moved(node: Node, x: Node, form: _Uniform) -> _Uniform:
     return _Uniform(form.draw, sign * form.scale, sign * (form.shift - number))
 
 
-def _argument(node: Node, position: int, default: Any) -> Any:
+def _argument(node: Node, position: int, default: Argument) -> Any:
     """A number in the signature, by its position."""
     declared = node.target._schema.arguments
     if position < len(node.args):
@@ -247,7 +248,7 @@ def _drawn(draw: Node, node: Node, new: Builder, p: float) -> Node:
     return constant if p in (0, 1) else new.call(bernoulli_draw, constant, shape=node.shape, dtype=constant.dtype)
 
 
-def _plus(new: Builder, x: Node, number: float, dtype: Any) -> Node:
+def _plus(new: Builder, x: Node, number: float, dtype: Argument) -> Node:
     return new.call(aten.add.Scalar, x, float(number), shape=x.shape, dtype=dtype)
 
 

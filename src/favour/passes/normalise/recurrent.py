@@ -22,14 +22,11 @@ a position is picked or the axes are exchanged again.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.utils.rnn import PackedSequence
 
-from favour.errors import UnsupportedOperation
 from favour.graph.node import Graph, Node, nodes_in, replace_nodes
 from favour.passes.normalise.steps import Weights, run, side_by_side, step
 from favour.passes.rewriting import Builder, Shape, rewrite
@@ -49,35 +46,6 @@ _CELLS = {
     aten.rnn_tanh_cell.default: "tanh",
     aten.rnn_relu_cell.default: "relu",
 }
-
-
-def check_recurrent(model: nn.Module) -> None:
-    """Have the recurrent layers of `model`, a private copy, refuse what cannot be unrolled."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.RNNBase):
-            module.register_forward_pre_hook(_refusing(name), with_kwargs=True)
-
-
-def _refusing(name: str) -> Callable[[nn.Module, tuple, dict[str, Any]], None]:
-    def check(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        x: Any = args[0] if args else kwargs["input"]
-        kind = type(module).__name__
-        if isinstance(x, PackedSequence):
-            raise UnsupportedOperation(
-                f"the {kind} `{name}` is given a PackedSequence, whose layout depends on the lengths of the sequences; "
-                "a prediction is one fixed sequence of operations. Pass the padded tensor (batch, T, n) and pick the "
-                "state at each length from the layer's output, `output[torch.arange(batch), lengths - 1]`."
-            )
-        steps = x.shape[1 if module.batch_first and x.ndim == 3 else 0]
-        if not isinstance(steps, int):
-            raise UnsupportedOperation(
-                f"the {kind} `{name}` (batch_first={module.batch_first}) is given a tensor of shape "
-                f"{tuple(str(s) if not isinstance(s, int) else s for s in x.shape)}, so that it would run over the "
-                "batch or over a dynamic size. The model's inputs have their batch in front and recurrent layers are "
-                "unrolled over a fixed length: give (batch, T, n) with batch_first=True, or transpose inside the model."
-            )
-
-    return check
 
 
 def unroll(graph: Graph) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from favour.graph.node import Graph, Node, nodes_in
+from favour.graph.traits import Argument, Operation
 from favour.rules.maxima import behind_dropout
 from favour.rules.registry import pointwise_surrogate
 from favour.rules.windows import Windows, per_axis
@@ -54,7 +55,14 @@ _TOLD_APART = 3
 
 
 def dropped_root(
-    ctx: Context, x: Value | Tensor, p: Any, exponent: float, scale: float, label: str, op: Any, args: Sequence[Any]
+    ctx: Context,
+    x: Value | Tensor,
+    p: Argument,
+    exponent: float,
+    scale: float,
+    label: str,
+    op: Operation,
+    args: Sequence[Any],
 ) -> Surrogate:
     """(scale·op(dropout(x, p), *args))^exponent for x ≥ 0 and an average `op` without padding, as one operation."""
     mean = x.mean if isinstance(x, Value) else x
@@ -117,7 +125,7 @@ def _element_dropout(node: Node) -> bool:
     return node.draw is not None and node.draw.falls and not node.draw.channels
 
 
-def _number(value: Any, *, positive: bool = False) -> bool:
+def _number(value: Argument, *, positive: bool = False) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and (not positive or value > 0)
 
 
@@ -151,7 +159,7 @@ def _squares(node: Node) -> bool:
     return node.target is aten.mul.Tensor and node.args[0] is node.args[1]
 
 
-def _nonnegative(node: Any) -> bool:
+def _nonnegative(node: Argument) -> bool:
     """Whether no value can be negative, by how it is computed."""
     if not isinstance(node, Node):
         return _number(node) and node >= 0

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from favour.graph.traits import Argument, Operation
 from favour.rules.registry import RULES
 
 aten = torch.ops.aten
@@ -43,7 +44,7 @@ class Kinks:
     places: list[Any] = field(default_factory=list)
     hidden: bool = False
 
-    def meet(self, a: Any, b: Any) -> None:
+    def meet(self, a: Argument, b: Argument) -> None:
         """Record where a and b may cross."""
         la, lb = _lines(a), _lines(b)
         if la is None or lb is None:
@@ -64,15 +65,15 @@ class Kinks:
         return torch.stack(torch.broadcast_tensors(*tensors)).sort(0).values.unbind(0)
 
 
-def _value(a: Any) -> Any:
+def _value(a: Argument) -> Any:
     return a.value if isinstance(a, Traced) else a
 
 
-def _slope(a: Any) -> Any:
+def _slope(a: Argument) -> Any:
     return a.slope if isinstance(a, Traced) else 0.0
 
 
-def _lines(a: Any) -> tuple[Line, ...] | None:
+def _lines(a: Argument) -> tuple[Line, ...] | None:
     return a.lines if isinstance(a, Traced) else ((0.0, a),)
 
 
@@ -84,7 +85,7 @@ def _kept(lines: Iterable[Line]) -> tuple[Line, ...] | None:
     return (*plain, *others) if len(plain) + len(others) <= MOST_LINES else None
 
 
-def _add(kinks: Kinks, a: Any, b: Any, alpha: Any = 1) -> Traced:
+def _add(kinks: Kinks, a: Argument, b: Argument, alpha: Argument = 1) -> Traced:
     la, lb = _lines(a), _lines(b)
     lines = (
         None
@@ -94,11 +95,11 @@ def _add(kinks: Kinks, a: Any, b: Any, alpha: Any = 1) -> Traced:
     return Traced(_value(a) + alpha * _value(b), _slope(a) + alpha * _slope(b), lines)
 
 
-def _sub(kinks: Kinks, a: Any, b: Any, alpha: Any = 1) -> Traced:
+def _sub(kinks: Kinks, a: Argument, b: Argument, alpha: Argument = 1) -> Traced:
     return _add(kinks, a, b, -alpha)
 
 
-def _rsub(kinks: Kinks, a: Any, b: Any, alpha: Any = 1) -> Traced:
+def _rsub(kinks: Kinks, a: Argument, b: Argument, alpha: Argument = 1) -> Traced:
     return _add(kinks, b, a, -alpha)
 
 
@@ -111,7 +112,7 @@ def _flat(lines: tuple[Line, ...] | None) -> bool:
     return lines is not None and all(not isinstance(a, Tensor) and a == 0 for a, _ in lines)
 
 
-def _mul(kinks: Kinks, a: Any, b: Any) -> Traced:
+def _mul(kinks: Kinks, a: Argument, b: Argument) -> Traced:
     la, lb = _lines(a), _lines(b)
     lines = None
     if la is not None and lb is not None and (_flat(la) or _flat(lb)):
@@ -120,27 +121,27 @@ def _mul(kinks: Kinks, a: Any, b: Any) -> Traced:
     return Traced(_value(a) * _value(b), _slope(a) * _value(b) + _value(a) * _slope(b), lines)
 
 
-def _div(kinks: Kinks, a: Any, b: Any) -> Traced:
+def _div(kinks: Kinks, a: Argument, b: Argument) -> Traced:
     if not isinstance(b, Traced):
         return _mul(kinks, a, 1 / b)
     y = _value(a) / b.value
     return Traced(y, (_slope(a) - y * b.slope) / b.value)
 
 
-def _chained(outer: Any, inner: Any) -> Any:
+def _chained(outer: Argument, inner: Argument) -> Any:
     """The product of two slopes: 0 where the inner function is constant, and be the outer one's infinite (√relu)."""
     if not isinstance(inner, Tensor):
         return outer * inner if inner != 0 else 0.0
     return torch.where(inner == 0, 0.0, outer) * inner
 
 
-def _pow(kinks: Kinks, a: Traced, exponent: Any) -> Traced:
+def _pow(kinks: Kinks, a: Traced, exponent: Argument) -> Traced:
     slope = _chained(exponent * a.value ** (exponent - 1), a.slope) if exponent != 0 else 0.0
     return Traced(a.value**exponent, slope, a.lines if exponent == 1 else None)
 
 
 def _compare(op: Callable[[Any, Any], Any]) -> Callable[..., Traced]:
-    def apply(kinks: Kinks, a: Any, b: Any) -> Traced:
+    def apply(kinks: Kinks, a: Argument, b: Argument) -> Traced:
         kinks.meet(a, b)
         return Traced(op(_value(a), _value(b)), 0.0, _BOTH)
 
@@ -148,7 +149,7 @@ def _compare(op: Callable[[Any, Any], Any]) -> Callable[..., Traced]:
 
 
 def _logical(op: Callable[..., Any]) -> Callable[..., Traced]:
-    def apply(kinks: Kinks, *parts: Any) -> Traced:
+    def apply(kinks: Kinks, *parts: Argument) -> Traced:
         return Traced(op(*map(_value, parts)), 0.0, _BOTH)
 
     return apply
@@ -157,11 +158,11 @@ def _logical(op: Callable[..., Any]) -> Callable[..., Traced]:
 _BOTH = ((0.0, 0.0), (0.0, 1.0))  # a truth value is one of two constants
 
 
-def _tensors(a: Any, b: Any, like: Tensor) -> list[Tensor]:
+def _tensors(a: Argument, b: Argument, like: Tensor) -> list[Tensor]:
     return [torch.as_tensor(t, dtype=None if isinstance(t, Tensor) else like.dtype, device=like.device) for t in (a, b)]
 
 
-def _where(kinks: Kinks, condition: Any, a: Any, b: Any) -> Traced:
+def _where(kinks: Kinks, condition: Argument, a: Argument, b: Argument) -> Traced:
     c, la, lb = _value(condition), _lines(a), _lines(b)
     like = next((t for t in (_value(a), _value(b)) if isinstance(t, Tensor)), _slope(condition) + torch.zeros(()))
     return Traced(
@@ -171,19 +172,19 @@ def _where(kinks: Kinks, condition: Any, a: Any, b: Any) -> Traced:
     )
 
 
-def _masked_fill(kinks: Kinks, a: Any, mask: Any, value: Any) -> Traced:
+def _masked_fill(kinks: Kinks, a: Argument, mask: Argument, value: Argument) -> Traced:
     return _where(kinks, mask, value, a)
 
 
 def _extreme(first: Callable[[Any, Any], Any]) -> Callable[..., Traced]:
-    def apply(kinks: Kinks, a: Any, b: Any) -> Traced:
+    def apply(kinks: Kinks, a: Argument, b: Argument) -> Traced:
         kinks.meet(a, b)
         return _where(kinks, first(_value(a), _value(b)), a, b)
 
     return apply
 
 
-def _convert(kinks: Kinks, a: Any, *args: Any) -> Traced:
+def _convert(kinks: Kinks, a: Argument, *args: Argument) -> Traced:
     """A change of dtype: truth values become numbers, and rounding is not followed."""
     value = _value(a)
     return Traced(value if value.is_floating_point() else value + 0.0, _slope(a), _lines(a))
@@ -243,11 +244,11 @@ PIECES: dict[Any, Callable[..., list[Line]]] = {
 }
 
 
-def _clamped(low: Any, high: Any) -> list[Line]:
+def _clamped(low: Argument, high: Argument) -> list[Line]:
     return [(1.0, 0.0), *((0.0, bound) for bound in (low, high) if bound is not None)]
 
 
-def apply_function(kinks: Kinks, target: Any, a: Traced, *args: Any, **kwargs: Any) -> Traced:
+def apply_function(kinks: Kinks, target: Operation, a: Traced, *args: Argument, **kwargs: Argument) -> Traced:
     """A registered element-wise function of an intermediate."""
     function = RULES[target].pointwise
     assert function is not None

@@ -7,7 +7,7 @@ writes through `.data`, numpy views or shared memory are not counted. All number
 `SEEN` of larger ones, at a stride that has no factor in common with the number of entries, so that every row and
 every column of a matrix is touched. `Predictor.refresh` forgets everything derived, for what falls between.
 
-Structure: `favour.predictor.structure`. Where a model differs it is captured again: an equal graph means that the
+Structure: `favour.program.structure`. Where a model differs it is captured again: an equal graph means that the
 difference does not matter (a counter, a hook that only looks).
 """
 
@@ -23,12 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from favour.errors import ChangedModel, FavourError, InvalidValue, StalePredictor
-from favour.graph.capture import Graph, capture
 from favour.graph.dynamic import Dynamic
+from favour.graph.node import Graph
+from favour.passes.capture import capture
 from favour.passes.plan.steps import configure, truncate
 from favour.posterior import Posterior
-from favour.predictor.structure import Structure
-from favour.predictor.tensors import Store, renamed, version_of
+from favour.program.structure import Structure
+from favour.program.tensors import Store, renamed, version_of
 
 _AGAIN = "Call `predict.refresh()` to take it over, or compile the model again."
 SEEN = 4096  # numbers of a tensor that are compared in every call
