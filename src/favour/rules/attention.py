@@ -44,7 +44,7 @@ from torch import Tensor
 from favour.errors import UnsupportedOperation
 from favour.graph.traits import Argument, Traits
 from favour.rules.registry import rule
-from favour.surrogate import DiagonalNoise, LinearMap, Surrogate, compose, scaling, weighted_sum
+from favour.surrogate import Carried, DiagonalNoise, LinearMap, Surrogate, compose, scaling, weighted_sum
 from favour.surrogate.attending import Scores
 from favour.surrogate.jacobian import DiagonalPlusLowRank
 from favour.surrogate.value import Context, Value
@@ -151,8 +151,8 @@ def softmax(ctx: Context, x: Value, dim: int, half_to_float: Argument = None, *,
     noise = torch.minimum(curved, (most - carried).clamp_min(0))
     label = f"{ctx.module or 'model'} (softmax)"
     scores = x.known(Scores)
-    carried = [replace(scores, weights=True)] if scores is not None and axis == m.ndim - 1 else []
-    return Surrogate(m, [(x, G)], [DiagonalNoise(noise, label)], carried=carried)
+    told: list[Carried] = [replace(scores, weights=True)] if scores is not None and axis == m.ndim - 1 else []
+    return Surrogate(m, [(x, G)], [DiagonalNoise(noise, label)], carried=told)
 
 
 @rule(aten.log_softmax.int, aten._log_softmax.default, exactness="linearised", family="attention", traits=ALONG)
