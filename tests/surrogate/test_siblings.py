@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import F64, rand, randn
-from networks import moments
+from networks import moments, relative_error
 from torch import nn
 
 import favour
@@ -99,10 +99,10 @@ def test_attention_weights_and_values_against_loops():
 
 
 class Heads(nn.Module):
-    def __init__(self, meet):
+    def __init__(self, meet, wide=5):
         super().__init__()
         self.trunk = nn.Sequential(nn.Linear(10, 50), nn.ReLU(), nn.Dropout(0.3))
-        self.a, self.b, self.meet = nn.Linear(50, 5), nn.Linear(50, 5), meet
+        self.a, self.b, self.meet = nn.Linear(50, wide), nn.Linear(50, wide), meet
 
     def forward(self, x):
         h = self.trunk(x)
@@ -155,3 +155,25 @@ def test_attention_of_one_tensor(by_hand, monkeypatch):
     without = off(model, x)
     print(f"by hand {by_hand}: {without:.3f}, with siblings {with_siblings:.3f}")
     assert with_siblings < 0.8 * without
+
+
+@pytest.mark.parametrize("name", ["product", "gate", "variance", "spread", "norm"])
+def test_secants_through_what_bends_in_several_entries(name):
+    """Dropout's skewness meets the second derivatives of products, variances and norms."""
+    torch.manual_seed(0)
+    meet = {
+        "product": torch.mul,
+        "gate": lambda a, b: a.sigmoid() * b,
+        "variance": lambda a, b: a.var(-1, keepdim=True),
+        "spread": lambda a, b: b.std(-1, keepdim=True),
+        "norm": lambda a, b: nn.functional.layer_norm(a, (50,))[..., :4],
+    }[name]
+    wide = 50 if name in ("variance", "spread", "norm") else 5
+    model, x = Heads(meet, wide), torch.randn(6, 10)
+    predict = favour.compile(model, x, check=False)
+    draws = predict.sample(x, n=4000, generator=torch.Generator().manual_seed(0))
+    matrix = moments(draws)[1]
+    tangents = relative_error(favour.compile(model, x, effort="fast", check=False)(x).covariance_matrix, matrix)
+    secants = relative_error(predict(x).covariance_matrix, matrix)
+    print(f"{name}: tangents {tangents:.3f}, secants {secants:.3f}")
+    assert secants < 0.15 and secants < tangents + 0.02

@@ -46,6 +46,7 @@ from favour.graph.traits import Argument, Traits
 from favour.rules.registry import rule
 from favour.surrogate import Carried, DiagonalNoise, LinearMap, Surrogate, compose, scaling, weighted_sum
 from favour.surrogate.attending import Scores
+from favour.surrogate.curvature import GroupedSecond
 from favour.surrogate.jacobian import DiagonalPlusLowRank
 from favour.surrogate.value import Context, Value
 
@@ -152,7 +153,14 @@ def softmax(ctx: Context, x: Value, dim: int, half_to_float: Argument = None, *,
     label = f"{ctx.module or 'model'} (softmax)"
     scores = x.known(Scores)
     told: list[Carried] = [replace(scores, weights=True)] if scores is not None and axis == m.ndim - 1 else []
-    return Surrogate(m, [(x, G)], [DiagonalNoise(noise, label)], carried=told)
+
+    def bend(g: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        gm = g * m
+        along = gm.sum(axis + 1, keepdim=True) * m
+        return gm - along, [(-2 * gm, m), (2 * along, m)]
+
+    second = GroupedSecond(bend, m.shape, m.shape, axis - m.ndim)
+    return Surrogate(m, [(x, G)], [DiagonalNoise(noise, label)], second, told)
 
 
 @rule(aten.log_softmax.int, aten._log_softmax.default, exactness="linearised", family="attention", traits=ALONG)
@@ -169,7 +177,17 @@ def log_softmax(
     m = _expected(x, axis)
 
     G = DiagonalPlusLowRank(1.0, [-1.0], [m], m.shape, axis)
-    return Surrogate(mean, [(x, G)])
+    return Surrogate(mean, [(x, G)], second=_bend_of_sum(m, -1.0, axis, reduced=False))
+
+
+def _bend_of_sum(m: Tensor, sign: float, axis: int, reduced: bool) -> GroupedSecond:
+    """H = g(diag(m) − mmᵀ) of logsumexp, which the entries of log-softmax subtract."""
+
+    def bend(g: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        alpha = sign * g.sum(axis + 1, keepdim=True) * m
+        return alpha, [(-alpha, m)]
+
+    return GroupedSecond(bend, m.shape, m.shape, axis - m.ndim, reduced)
 
 
 @rule(aten.logsumexp.default, exactness="linearised", family="attention")
@@ -195,4 +213,4 @@ def logsumexp(ctx: Context, x: Value, dim: Argument, keepdim: bool = False) -> S
 
     G = weighted_sum(m, axis, keepdim, m.shape[axis])
     noise = DiagonalNoise(shaped(bend, axis), f"{ctx.module or 'model'} (logsumexp)")
-    return Surrogate(shaped(mean, axis), [(x, G)], [noise])
+    return Surrogate(shaped(mean, axis), [(x, G)], [noise], _bend_of_sum(m, 1.0, axis, reduced=True))

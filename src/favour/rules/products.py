@@ -42,6 +42,7 @@ from favour.surrogate import (
     LatentNoise,
     LinearMap,
     Noise,
+    Pointwise,
     Surrogate,
     compose,
     factor_noise,
@@ -50,7 +51,7 @@ from favour.surrogate import (
 )
 from favour.surrogate.attending import met, scores_of
 from favour.surrogate.matrices import FOLD, Contraction
-from favour.surrogate.siblings import between
+from favour.surrogate.siblings import Origin, covariance_at, meeting
 from favour.surrogate.value import Context, Value, Weight, mean_of
 
 aten = torch.ops.aten
@@ -75,7 +76,10 @@ def multiply(ctx: Context, a: Value, b: Value) -> Surrogate:
     """a∘b of two uncertain tensors, with broadcasting."""
     if a is b:  # one map, so that its independent part is not counted as two
         v = a.variance
-        return Surrogate(a.mean.square() + v, [(a, scaling(2 * a.mean))], [DiagonalNoise(2 * v.square(), _label(ctx))])
+        noises: list[Noise] = [DiagonalNoise(2 * v.square(), _label(ctx))]
+        return Surrogate(
+            a.mean.square() + v, [(a, scaling(2 * a.mean))], noises, Pointwise(lambda: torch.full_like(v, 2))
+        )
     mean = a.mean * b.mean
     out = mean.shape
     expand_a, expand_b = broadcast(a.mean.shape, out), broadcast(b.mean.shape, out)
@@ -86,11 +90,12 @@ def multiply(ctx: Context, a: Value, b: Value) -> Surrogate:
         (b, compose(scaling(a.mean), expand_b)),
     ]
     noises = second_order(a, b, expand_a, expand_b, out, _label(ctx))
-    shared = between(a, b, expand_a, expand_b)
-    if isinstance(shared, Tensor):
-        mean = mean + shared
-        noises.append(DiagonalNoise(shared.square().expand(out), _label(ctx)))
-    return Surrogate(mean, maps, noises)
+    shared = meeting(a, b, expand_a, expand_b)
+    if not isinstance(shared, tuple):
+        return Surrogate(mean, maps, noises)
+    c = covariance_at(*shared)
+    noises.append(DiagonalNoise(c.square().expand(out), _label(ctx)))
+    return Surrogate(mean + c, maps, noises, crossed=[shared])
 
 
 def second_order(
@@ -168,6 +173,7 @@ def divide(ctx: Context, a: Argument, b: Value) -> Surrogate:
     remainder = 2 * curved.square()  # Var of δ²/μ³
     noise = mean_of(a) ** 2 * remainder
     maps: list[tuple[Any, LinearMap]] = [(b, compose(scaling(mean_of(a) * slope), expand_b))]
+    crossed: list[tuple[Origin, LinearMap]] = []
     if isinstance(a, Value):
         expand_a = broadcast(a.mean.shape, out)
         maps.append((a, compose(scaling(r), expand_a)))
@@ -176,10 +182,12 @@ def divide(ctx: Context, a: Argument, b: Value) -> Surrogate:
         if pairs:
             c = slope * sum((expand_a.apply(p) * expand_b.apply(q)).sum(0) for p, q in pairs)
             mean, noise = mean + c, noise + c.square()
-        shared = between(a, b, expand_a, expand_b)
-        if isinstance(shared, Tensor):
-            mean, noise = mean + slope * shared, noise + (slope * shared).square()
-    return Surrogate(mean, maps, [DiagonalNoise(noise.expand(out), _label(ctx))])
+        shared = meeting(b, a, compose(scaling(slope), expand_b), expand_a)
+        if isinstance(shared, tuple):
+            c = covariance_at(*shared)
+            mean, noise, crossed = mean + c, noise + c.square(), [shared]
+    second = Pointwise(lambda: 2 * (mean_of(a) * inverse.pow(3)).expand(out)) if b.mean.shape == out else None
+    return Surrogate(mean, maps, [DiagonalNoise(noise.expand(out), _label(ctx))], second, crossed=crossed)
 
 
 def bilinear(ctx: Context, a: Argument, b: Argument, ia: str, ib: str, io: str) -> Surrogate:

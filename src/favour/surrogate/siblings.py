@@ -38,9 +38,11 @@ class Origin:
 
     Attributes:
         variance: Var z, (batch, *event).
+        value: `id` of the value, which a tape keeps.
     """
 
     variance: Tensor
+    value: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +114,7 @@ class Siblings(Carried):
     def origin(value: Any) -> None:
         """Make an origin of a value that several operations will read."""
         known = find(value.carried, Siblings)
-        more = Path(Origin(value.variance))
+        more = Path(Origin(value.variance, id(value)))
         others = tuple([one for one in value.carried if one is not known])
         value.carried = (*others, Siblings([*(known.paths if known else ()), more]))
 
@@ -123,8 +125,11 @@ def paths_of(x: Any) -> tuple[Path, ...]:
     return () if known is None else known.paths
 
 
-def between(x: Any, y: Any, G: LinearMap, H: LinearMap) -> Tensor | Unavailable | None:
-    """Cov((Gx)_i, (Hy)_i), as far as their latest common origin tells; None where they have none."""
+def meeting(x: Any, y: Any, G: LinearMap, H: LinearMap) -> tuple[Origin, LinearMap] | Unavailable | None:
+    """The latest common origin of x and y of which it can be told, and GP∘HQ for their paths P and Q from there.
+
+    None where they have no common origin.
+    """
     theirs = {path.origin: path for path in paths_of(y)}
     refused: Unavailable | None = None
     for path in reversed(paths_of(x)):
@@ -133,6 +138,17 @@ def between(x: Any, y: Any, G: LinearMap, H: LinearMap) -> Tensor | Unavailable 
             continue
         both = compose(G, path.map).hadamard(compose(H, other.map))
         if not isinstance(both, Unavailable):
-            return both.apply(path.origin.variance.unsqueeze(0)).squeeze(0)
+            return path.origin, both
         refused = refused or both
     return refused
+
+
+def between(x: Any, y: Any, G: LinearMap, H: LinearMap) -> Tensor | Unavailable | None:
+    """Cov((Gx)_i, (Hy)_i), as far as `meeting` tells; None where they have no common origin."""
+    found = meeting(x, y, G, H)
+    return covariance_at(*found) if isinstance(found, tuple) else found
+
+
+def covariance_at(origin: Origin, both: LinearMap) -> Tensor:
+    """(P∘Q) Var z."""
+    return both.apply(origin.variance.unsqueeze(0)).squeeze(0)

@@ -12,6 +12,7 @@ from torch import Tensor
 from favour.surrogate.carried import Carried
 from favour.surrogate.linear_map import LinearMap, scaled
 from favour.surrogate.noise import Noise, flat
+from favour.surrogate.siblings import Origin
 
 
 class Second(ABC):
@@ -58,6 +59,8 @@ class Surrogate:
         second: Second derivatives in the first argument of `maps`, where the operation is curved and they are known.
         carried: What the operation tells of y to sweeps of variances, in the place of what its maps would move.
         variance: Var y in such a sweep, where what an argument carries tells more than maps and noises do.
+        crossed: Second derivatives in two arguments of one origin: the origin, and the products P∘Q of the entries of
+            their paths from it (`favour.surrogate.siblings`).
         readings: By parameter, what the operations that read it later have to know of this one (`Weight.earlier`).
     """
 
@@ -67,4 +70,5 @@ class Surrogate:
     second: Second | None = None
     carried: list[Carried] = field(default_factory=list)
     variance: Tensor | None = None
+    crossed: list[tuple[Origin, LinearMap]] = field(default_factory=list)
     readings: dict[str, Any] = field(default_factory=dict)
