@@ -52,10 +52,9 @@ from torch import Tensor
 
 from favour.errors import CorruptFile, InvalidType, InvalidValue, ShapeMismatch, computing
 from favour.extras import require
-from favour.files.checksum import check_onnx, expect_checksum
+from favour.files.checksum import METADATA, check_onnx, expect_checksum
 from favour.files.onnx_graph import check_graph
 
-METADATA = "favour"  # key of the ONNX metadata; with .json, the extra file of a .pt2
 FORMAT = 1
 KINDS = ("classification", "regression")
 Arrays = list[npt.NDArray]

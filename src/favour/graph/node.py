@@ -27,6 +27,7 @@ class Node:
         dtype: Of a tensor value, else None.
         module: Path of the module whose `forward` made the call.
         where: `file.py:line` in the user's code.
+        drawn: Of a call that a pass has made, the captured call whose draws it takes.
     """
 
     name: str
@@ -38,9 +39,15 @@ class Node:
     dtype: torch.dtype | None = None
     module: str = ""
     where: str = ""
+    drawn: str = ""
 
     def __repr__(self) -> str:
         return f"%{self.name}"
+
+    @property
+    def origin(self) -> str:
+        """The name of the captured call whose draws it takes: its own, where no pass has moved it."""
+        return self.drawn or self.name
 
     @property
     def place(self) -> str:

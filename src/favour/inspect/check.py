@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from favour.belief import Belief
 from favour.belief.covariance import flatten_event
+from favour.belief.pictures import GREY, array, axes
 from favour.errors import InvalidValue
 from favour.graph.example import split_example
 from favour.inspect.agreement import OUTPUTS, Tally
@@ -53,7 +55,7 @@ class Worst:
         return f"{where}: {self.quantity} {self.predicted:.4g}, samples {self.sampled:.4g} (z = {self.z:+.1f})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Check:
     """What `favour.check` found. Print it, or read its fields.
 
@@ -117,7 +119,7 @@ class Check:
         error = self.covariance_bound if least else self.covariance_error
         return self.n * (self.sampling_error / error) ** 2 if error else math.inf, least
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         ranking = "" if self.ranking is None else f"; ranking of inputs by variance: correlation {self.ranking:.3f}"
         lines = [
             f"Verdict: {self.verdict}. {self.reason}",
@@ -140,10 +142,29 @@ class Check:
         return card(f"Verdict: {self.verdict}", [], rows, escape(note))
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Predicted against sampled standard deviations; see `favour.plots.check`."""
-        from favour.inspect import plots
+        """Predicted against sampled standard deviations of every output, with what n samples leave open.
 
-        return plots.check(self, ax)
+        Args:
+            ax: Axes to draw into; new ones by default.
+        """
+        ax = axes(ax, 4.8, 4.4)
+        sampled, predicted = (array(t).reshape(-1) for t in (self.sampled_stddev, self.stddev))
+        z = np.abs(array(torch.maximum(self.mean_z.abs(), self.variance_z.abs())).reshape(-1))
+        shown = (sampled > 0) & (predicted > 0)
+        if not shown.any():
+            raise InvalidValue("no output varies, neither in the belief nor in the samples; there is nothing to draw.")
+        points = ax.scatter(
+            sampled[shown], predicted[shown], c=z[shown], s=10, cmap="viridis", vmin=0, vmax=6, linewidths=0, zorder=3
+        )
+        low, high = (f(np.concatenate([sampled[shown], predicted[shown]])) for f in (np.min, np.max))
+        line = np.geomspace(low * 0.9, high * 1.1, 50)
+        slack = 2 / math.sqrt(2 * self.n)  # two standard errors of a Gaussian's standard deviation
+        ax.fill_between(line, line * (1 - slack), line * (1 + slack), color=GREY, alpha=0.25, linewidth=0)
+        ax.plot(line, line, color=GREY, linewidth=1, linestyle="--")
+        ax.set(xscale="log", yscale="log", xlabel=f"standard deviation of {self.n} samples", ylabel="predicted")
+        ax.set_title(f"Verdict: {self.verdict}", fontsize="medium", loc="left")
+        ax.figure.colorbar(points, ax=ax, label="larger |z| of mean and variance", extend="max")
+        return ax
 
 
 def check(

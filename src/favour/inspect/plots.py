@@ -29,11 +29,10 @@ from favour.classify.predictive import node_outputs
 from favour.errors import InvalidValue, ShapeMismatch
 from favour.extras import require
 from favour.inspect import metrics
+from favour.inspect.check import Check
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from favour.inspect.check import Check
 
 
 def reliability(probabilities: metrics.Array, labels: metrics.Array, bins: int = 15, ax: Axes | None = None) -> Axes:
@@ -209,27 +208,5 @@ def risk_coverage(
 
 
 def check(result: Check, ax: Axes | None = None) -> Axes:
-    """Predicted against sampled standard deviations of every output, with what n samples leave open.
-
-    Args:
-        result: From `favour.check`.
-        ax: Axes to draw into.
-    """
-    ax = axes(ax, 4.8, 4.4)
-    sampled, predicted = (array(t).reshape(-1) for t in (result.sampled_stddev, result.stddev))
-    z = np.abs(array(torch.maximum(result.mean_z.abs(), result.variance_z.abs())).reshape(-1))
-    shown = (sampled > 0) & (predicted > 0)
-    if not shown.any():
-        raise InvalidValue("no output varies, neither in the belief nor in the samples; there is nothing to draw.")
-    points = ax.scatter(
-        sampled[shown], predicted[shown], c=z[shown], s=10, cmap="viridis", vmin=0, vmax=6, linewidths=0, zorder=3
-    )
-    low, high = (f(np.concatenate([sampled[shown], predicted[shown]])) for f in (np.min, np.max))
-    line = np.geomspace(low * 0.9, high * 1.1, 50)
-    slack = 2 / math.sqrt(2 * result.n)  # two standard errors of a Gaussian's standard deviation
-    ax.fill_between(line, line * (1 - slack), line * (1 + slack), color=GREY, alpha=0.25, linewidth=0)
-    ax.plot(line, line, color=GREY, linewidth=1, linestyle="--")
-    ax.set(xscale="log", yscale="log", xlabel=f"standard deviation of {result.n} samples", ylabel="predicted")
-    ax.set_title(f"Verdict: {result.verdict}", fontsize="medium", loc="left")
-    ax.figure.colorbar(points, ax=ax, label="larger |z| of mean and variance", extend="max")
-    return ax
+    """Predicted against sampled standard deviations of every output: `Check.plot`."""
+    return result.plot(ax)

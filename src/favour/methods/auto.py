@@ -33,8 +33,9 @@ AFFORDABLE = 24.0
 # Or this many multiplications for each input, whatever that is in forward passes: some milliseconds on one core.
 SMALL = 2e7
 
-# `auto` takes secants while that is predicted to cost at most this many forward passes, or `SMALL` multiplications.
+# `auto` takes secants while that is predicted to cost at most this many forward passes, or this many multiplications for each input: nothing beside the launches of operations.
 SECANT = 0.5
+TINY = 2e6
 
 # Directions of a softmax where there are too many outputs; the common shift is one more.
 DIRECTIONS = 8
@@ -124,5 +125,5 @@ class Auto(Method):
             return self.secant
         if self._pairs or self.effort == "best":
             return True
-        cheap = uncertain_share(plan, ends=False) * covectors <= SECANT or covectors * forward_pass(plan) <= SMALL
+        cheap = uncertain_share(plan, ends=False) * covectors <= SECANT or covectors * forward_pass(plan) <= TINY
         return self.effort == "balanced" and cheap

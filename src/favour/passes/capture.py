@@ -26,6 +26,7 @@ from favour.graph.node import Graph, Node
 from favour.graph.refusals import named
 from favour.graph.silent import warn_of_functions
 from favour.graph.taking import Taking, copied_structure
+from favour.passes.normalise import lifted, lifted_layers, lifted_products  # noqa: F401  they register
 from favour.passes.normalise.lifting import depends_on_draws, lift, meetings, out_of_place
 from favour.passes.normalise.one_input import of_one_input
 from favour.passes.pipeline import normalise
@@ -71,13 +72,13 @@ def _of_batches(taking: Taking) -> Graph:
     own = [made[n] for n in graph.inputs if n is not None and n.shape and n.shape[0] == symbol]
     uncertain = any(node in depends_on_draws(graph) for node in displaced)
     try:
-        lifted = lift(single, own, symbol, batched=True)
+        mapped = lift(single, own, symbol, batched=True)
     except UnsupportedOperation:
         if uncertain:
             raise
         return graph
-    if same_function(graph, lifted, symbol, *taking.tensors(3)):
-        return lifted
+    if same_function(graph, mapped, symbol, *taking.tensors(3)):
+        return mapped
     if uncertain:
         raise UnsupportedOperation(_MIXED.format(named(meetings(graph, symbol))))
     return graph

@@ -29,8 +29,7 @@ from torch import Tensor
 
 from favour.errors import ShapeMismatch
 from favour.surrogate.checks import require_finite, require_floating, require_psd, require_variance
-from favour.surrogate.gaussian import Blocks, Gaussian, Keep, psd_root, standard_normal
-from favour.surrogate.image import Image
+from favour.surrogate.gaussian import Blocks, Gaussian, Image, Keep, psd_root, standard_normal
 from favour.surrogate.linear_map import partners
 from favour.surrogate.moments import Moments
 from favour.surrogate.noise import DenseNoise, DiagonalNoise, Noise

@@ -41,9 +41,10 @@ class Predictor(Propagator):
         super().__init__(program)
         self.checked = SelfCheck()  # against samples, when it was compiled
 
-    def extra_repr(self) -> str:
+    def __repr__(self) -> str:
         """The method and its cost, the sources of noise, and what the check at compile time found."""
-        return describe.described(self, self.checked)
+        said = describe.described(self, self.checked).replace("\n", "\n  ")
+        return f"{type(self).__name__}(\n  {said}\n)"
 
     def _repr_html_(self) -> str:
         return describe.html(self, self.checked)

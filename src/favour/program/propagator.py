@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from favour.belief.joint import Joint
+from favour.belief.refined import Refined
 from favour.errors import computing
 from favour.graph.node import Graph, Node
 from favour.methods.method import Method, Numerics
@@ -19,6 +20,7 @@ from favour.posterior import Posterior
 from favour.program import across
 from favour.program.arguments import accepts_arrays
 from favour.program.program import Program
+from favour.program.refine import refine
 
 __all__ = ["Propagator"]
 
@@ -162,6 +164,42 @@ class Propagator(nn.Module):
         """Draw n outputs of the network itself (not of the belief), (n, batch, *event)."""
         drawn = self.program.sample(self.program.inputs(args, kwargs), n, generator)
         return pytree.tree_unflatten(drawn, self.graph.out_spec)
+
+    def refine(
+        self,
+        x: Any,
+        n: int,
+        *,
+        generator: torch.Generator | None = None,
+        combine: bool = False,
+        output: int | None = None,
+    ) -> Refined:
+        """The belief corrected by n draws of the network, whose linear part in the belief is taken off as known.
+
+        Without bias, whatever the belief got wrong, and with standard errors; for a small MLP the mean is as good as
+        with some 70 times as many plain samples (see `favour.belief.refined`).
+
+        Args:
+            x: Inputs as for `favour.compile`: a tensor, a tuple of arguments or a dict of keyword arguments, any of
+                them a `Belief`.
+            n: Number of draws, at least 2.
+            generator: Makes the draws reproducible; without one they follow torch's global seed.
+            combine: Weigh the belief in by how well it and the correction are known: smaller errors, at the price of
+                some bias.
+            output: Which output, where the model has several (counted after flattening its structure).
+
+        Returns:
+            A `Refined`: mean, variances and covariances with their standard errors, the share of the variance that was
+            left, the number of plain samples that this is worth. `.belief()` makes a `Belief` of it.
+
+        Example:
+            >>> import favour
+            >>> model = nn.Sequential(nn.Linear(3, 64), nn.Dropout(0.1), nn.Tanh(), nn.Linear(64, 2))
+            >>> better = favour.compile(model, torch.randn(4, 3)).refine(torch.randn(5, 3), n=100)
+            >>> better.mean.shape, better.worth > 200
+            (torch.Size([5, 2]), True)
+        """
+        return refine(self.program, x, n, generator, combine, output)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Propagator:
         """A predictor of a copy of the model: the copy that belongs to it, where both are copied together."""

@@ -22,13 +22,13 @@ _LIBRARY = torch.library.Library("favour", "FRAGMENT")
 _LIBRARY.define("drawn(Tensor parameter, Tensor like, bool squeeze=False) -> Tensor")
 
 
-def _for_each(parameter: Tensor, like: Tensor, squeeze: bool = False) -> Tensor:
+def for_each(parameter: Tensor, like: Tensor, squeeze: bool = False) -> Tensor:
     """The parameter for every input of `like`, the batch in front; `squeeze` drops a first dimension of one."""
     inner = parameter.squeeze(0) if squeeze else parameter
     return inner.unsqueeze(0).expand(like.shape[0], *inner.shape)
 
 
-_LIBRARY.impl("drawn", _for_each, "CompositeImplicitAutograd")
+_LIBRARY.impl("drawn", for_each, "CompositeImplicitAutograd")
 drawn = torch.ops.favour.drawn.default
 
 
@@ -37,7 +37,7 @@ def drawn_parameter(ctx: Context, parameter: Argument, like: Argument, squeeze: 
     if not isinstance(parameter, Weight):
         raise UnsupportedOperation(f"`favour::drawn` at {ctx.place} takes a parameter that has a posterior.")
     like = mean_of(like)
-    mean = _for_each(parameter.mean, like, squeeze)
+    mean = for_each(parameter.mean, like, squeeze)
 
     def alone(p: Tensor) -> Tensor:
         return p.squeeze(2) if squeeze else p

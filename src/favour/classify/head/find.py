@@ -10,19 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from favour.classify.head.masked import Tables
 from favour.errors import InvalidValue
 from favour.graph.node import Graph, Node, nodes_in
 from favour.methods.cost import multiplications
 from favour.passes.marking import mark_uncertain
 from favour.program.propagator import Propagator
 from favour.rules.registry import RULES
-
-if TYPE_CHECKING:
-    from favour.classify.head.tables import Tables
 
 aten = torch.ops.aten
 

@@ -165,7 +165,7 @@ def _drawn(new: Builder, drop: Node, x: Node, p: float, shape: Shape) -> Node:
         ones = new.call(aten.ones_like.default, drop.args[0], shape=drop.shape)
         drawn = new.call(target, ones, p, True, shape=drop.shape)
         made = new.call(aten.mul.Tensor, x, drawn, shape=shape)
-    drawn.module, drawn.where = drop.module, drop.where
+    drawn.module, drawn.where, drawn.drawn = drop.module, drop.where, drop.origin
     return made
 
 

@@ -222,5 +222,5 @@ def _by_channel(node: Node) -> bool:
 def _moved(new: Builder, node: Node, x: Node, shape: Argument, at: int = 0) -> Node:
     """`node` on another argument, with its own module and line."""
     made = new.call(node.target, *node.args[:at], x, *node.args[at + 1 :], shape=shape, **node.kwargs)
-    made.module, made.where = node.module, node.where
+    made.module, made.where, made.drawn = node.module, node.where, node.origin
     return made

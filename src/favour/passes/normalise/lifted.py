@@ -19,7 +19,7 @@ import torch
 
 from favour.graph.node import Node, replace_nodes
 from favour.graph.traits import Argument, Operation
-from favour.passes.normalise.lifting import Call, Lifted, Unmapped, is_dropped, lifts
+from favour.passes.normalise.lifting import Call, Lifted, Unmapped, is_dropped, lifts, lifts_where
 from favour.passes.rewriting import Shape
 
 aten = torch.ops.aten
@@ -37,6 +37,12 @@ def dimension_arguments(target: Operation) -> list[int]:
 # ------------------------------------------------------------- entry by entry
 
 
+def _is_entry_wise(node: Node) -> bool:
+    pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    return node.draw is not None or pointwise or node.traits.elementwise
+
+
+@lifts_where(_is_entry_wise)
 @lifts(
     aten.clone.default,
     aten.contiguous.default,
@@ -126,6 +132,7 @@ def _spelled_out(call: Call, upto: int) -> list[Any]:
     return [call.argument(a.name) for a in schema[:count] if not a.kwarg_only]
 
 
+@lifts_where(lambda node: bool(dimension_arguments(node.target)))
 def along_dimensions(call: Call) -> Lifted:
     """Dimensions move by one, those counted from the end stay."""
     node, target = call.node, call.node.target
@@ -391,6 +398,3 @@ def repeat(call: Call) -> Lifted:
     if value.shape is not None and len(value.shape) <= len(call.shape):
         value = call.whole(x)
     return call.call(aten.repeat.default, value, [1, *counts], shape=(call.batch, *call.shape)), True
-
-
-from favour.passes.normalise import lifted_layers, lifted_products  # noqa: E402, F401  register the rest

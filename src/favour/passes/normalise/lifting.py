@@ -41,6 +41,7 @@ Lifted = tuple[Node, bool]  # a node, and whether it has the axis of the batch o
 Handler = Callable[["Call"], Lifted]
 
 OPERATIONS: dict[Operation, Handler] = {}
+KINDS: list[tuple[Callable[[Node], bool], Handler]] = []  # of the others, the first that holds
 
 
 def lifts(*targets: Operation) -> Callable[[Handler], Handler]:
@@ -48,6 +49,16 @@ def lifts(*targets: Operation) -> Callable[[Handler], Handler]:
 
     def register(handler: Handler) -> Handler:
         OPERATIONS.update(dict.fromkeys(targets, handler))
+        return handler
+
+    return register
+
+
+def lifts_where(holds: Callable[[Node], bool]) -> Callable[[Handler], Handler]:
+    """Register how all other operations of a kind are mapped over the batch."""
+
+    def register(handler: Handler) -> Handler:
+        KINDS.append((holds, handler))
         return handler
 
     return register
@@ -316,17 +327,9 @@ def _draws(node: Node) -> bool:
 
 
 def handler_of(node: Node) -> Handler:
-    """How an operation is mapped."""
-    from favour.passes.normalise import lifted
-
-    found = OPERATIONS.get(node.target)
-    if found is not None:
-        return found
-    if node.draw is not None or torch.Tag.pointwise in getattr(node.target, "tags", ()) or node.traits.elementwise:
-        return lifted.entry_wise
-    if lifted.dimension_arguments(node.target):
-        return lifted.along_dimensions
-    return Call.as_it_is
+    """How an operation is mapped: as registered for it, else for operations like it, else as it is."""
+    kinds = (handler for holds, handler in KINDS if holds(node))
+    return OPERATIONS.get(node.target) or next(kinds, Call.as_it_is)
 
 
 def out_of_place(graph: Graph, batch: str) -> list[Node]:
