@@ -33,8 +33,8 @@ AFFORDABLE = 24.0
 # Or this many multiplications for each input, whatever that is in forward passes: some milliseconds on one core.
 SMALL = 2e7
 
-# `auto` takes secants while that is predicted to cost at most this many forward passes, or this many multiplications for
-# each input, which is little beside the launches of operations.
+# `auto` takes secants while that is predicted to cost at most this many forward passes, or this many multiplications
+# for each input, which is little beside the launches of operations.
 SECANT = 0.5
 TINY = 2e6
 
