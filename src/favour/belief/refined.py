@@ -139,13 +139,13 @@ def refined(
         lines = line[::2], line[1::2]
         slopes = _slope(halves[1], lines[1]), _slope(halves[0], lines[0])
         lines = lines[0] * slopes[0], lines[1] * slopes[1]
-        found = [_estimate(a, b, s * s * known) for a, b, s in zip(halves, lines, slopes, strict=True)]
+        found = [estimate(a, b, s * s * known) for a, b, s in zip(halves, lines, slopes, strict=True)]
         w = len(halves[0]) / n
         mean, covariance = (w * a + (1 - w) * b for a, b in zip(found[0][:2], found[1][:2], strict=True))
         mean_error, error = (torch.hypot(w * a, (1 - w) * b) for a, b in zip(found[0][2:], found[1][2:], strict=True))
         share = _share(torch.cat(halves), torch.cat(lines))
     else:
-        mean, covariance, mean_error, error = _estimate(rows, line, known)
+        mean, covariance, mean_error, error = estimate(rows, line, known)
         share = _share(rows, line)
     if combine:
         spread = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0)
@@ -166,7 +166,7 @@ def refined(
     )
 
 
-def _estimate(f: Tensor, line: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def estimate(f: Tensor, line: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Mean and covariance, and standard errors of both, from draws (n, batch, e)."""
     n = len(f)
     residual = f - line

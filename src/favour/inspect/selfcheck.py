@@ -239,7 +239,8 @@ def _remedy(predict: Propagator, found: SelfCheck) -> str:
     if found.problem:
         return "`favour.sample` draws from the captured graph."
     untried = predict.method.untried()
-    return f"Try {untried}." if untried else "Take samples: `favour.sample(model, x, n)`."
+    measured = " `favour.tune(model, x)` measures which."
+    return f"Try {untried}.{measured}" if untried else "Take samples: `favour.sample(model, x, n)`."
 
 
 def warn_of_silence(predict: Propagator, stacklevel: int) -> None:

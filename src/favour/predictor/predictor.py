@@ -40,6 +40,7 @@ class Predictor(Propagator):
     def __init__(self, program: Program) -> None:
         super().__init__(program)
         self.checked = SelfCheck()  # against samples, when it was compiled
+        self.tuned: Any = None  # what `favour.tune` measured, if it made this
 
     def __repr__(self) -> str:
         """The method and its cost, the sources of noise, and what the check at compile time found."""
