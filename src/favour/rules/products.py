@@ -186,7 +186,8 @@ def divide(ctx: Context, a: Argument, b: Value) -> Surrogate:
         if isinstance(shared, tuple):
             c = covariance_at(*shared)
             mean, noise, crossed = mean + c, noise + c.square(), [shared]
-    second = Pointwise(lambda: 2 * (mean_of(a) * inverse.pow(3)).expand(out)) if b.mean.shape == out else None
+    bend = Pointwise(lambda: 2 * (mean_of(a) * inverse.pow(3)).expand(out), ends_cumulants=False)
+    second = bend if b.mean.shape == out else None
     return Surrogate(mean, maps, [DiagonalNoise(noise.expand(out), _label(ctx))], second, crossed=crossed)
 
 

@@ -19,7 +19,12 @@ class Second(ABC):
     """Second derivatives of an operation in one of its arguments, E[∂²y_i/∂x_j∂x_k].
 
     They are pulled back by covectors g at y: H = Σ_i g_i ∂²y_i/∂x∂x, a matrix for each covector and input.
+
+    Attributes:
+        ends_cumulants: Mean and noise of the operation have taken in what cumulants of x were known.
     """
+
+    ends_cumulants = False
 
     @abstractmethod
     def diagonal(self, g: Tensor) -> Tensor:
@@ -35,10 +40,11 @@ class Pointwise(Second):
 
     Args:
         curvature: E[f″], (batch, *event), when called.
+        ends_cumulants: See `Second`.
     """
 
-    def __init__(self, curvature: Callable[[], Tensor]) -> None:
-        self.curvature = curvature
+    def __init__(self, curvature: Callable[[], Tensor], ends_cumulants: bool = True) -> None:
+        self.curvature, self.ends_cumulants = curvature, ends_cumulants
 
     def diagonal(self, g: Tensor) -> Tensor:
         return scaled(g, self.curvature())
