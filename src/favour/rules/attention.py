@@ -22,6 +22,8 @@ above the variance that 0 ≤ p_i ≤ 1 allows: its row of G is shortened to tha
     softmax       N_ii = ½ tr(H_i V H_i V),   H_i = m_i[(e_i − m)(e_i − m)ᵀ − diag(m) + mmᵀ],  V = diag(v/(1 + mv)),
                   the variance of the second-order term, and at most what 0 ≤ p_i ≤ 1 allows
     log_softmax   y = x − lse(x),  E[lse] ≈ lse(μ) + b,  b = ½(pᵀv − pᵀΣp),   G = I − 1mᵀ
+    neg. entropy  y = Σ p log p,  g = p(log p − y),  H = diag(d) − ½(apᵀ + paᵀ),  d = g + p, a = 2g + p,
+                  m = y + ½ tr(HΣ),  G = gᵀ,  N = ½ tr(HΛHΛ)
     logsumexp     that lse with G = mᵀ and N = ½ tr(HΛHΛ), H = diag(p) − ppᵀ
 
 b and N grow as v and v² do, the truth as √v and v: since lse rises by no more than the largest rise of an entry, of n,
@@ -214,3 +216,30 @@ def logsumexp(ctx: Context, x: Value, dim: Argument, keepdim: bool = False) -> S
     G = weighted_sum(m, axis, keepdim, m.shape[axis])
     noise = DiagonalNoise(shaped(bend, axis), f"{ctx.module or 'model'} (logsumexp)")
     return Surrogate(shaped(mean, axis), [(x, G)], [noise], _bend_of_sum(m, 1.0, axis, reduced=True))
+
+
+def negative_entropy(ctx: Context, x: Value, dim: int, keepdim: bool) -> Surrogate:
+    """Σ_i p_i log p_i for p = softmax(x)."""
+    axis = _axis(ctx, x, dim)
+
+    def total(t: Tensor) -> Tensor:
+        return t.sum(axis, keepdim=True)
+
+    def value(p: Tensor) -> Tensor:
+        return p * p.clamp_min(torch.finfo(p.dtype).tiny).log()
+
+    p, plain = _expected(x, axis), _safe(x.mean, axis)
+    slope = value(p) - p * total(value(p))
+    d, a, v = slope + p, 2 * slope + p, x.variance
+    bent = total(d * v) - total(a * _times(x, p, axis))
+    mean = (total(value(plain)) + 0.5 * bent).clamp(-math.log(max(p.shape[axis], 1)), 0)
+    square = total(a * p * v).square() + total(a.square() * v) * total(p.square() * v)
+    noise = 0.5 * (total((d * v).square()) - 2 * total(d * a * p * v.square()) + 0.5 * square).clamp_min(0)
+
+    def shaped(t: Tensor) -> Tensor:
+        return t if keepdim else t.squeeze(axis)
+
+    second = GroupedSecond(lambda g: (g * d, [(-g * a, p)]), p.shape, p.shape, axis - p.ndim, reduced=True)
+    G = weighted_sum(slope, axis, keepdim, p.shape[axis])
+    label = f"{ctx.module or 'model'} (entropy)"
+    return Surrogate(shaped(mean), [(x, G)], [DiagonalNoise(shaped(noise), label)], second)

@@ -36,6 +36,7 @@ from favour.graph.traits import Argument, Operation
 from favour.passes.normalise.branches import branch
 from favour.passes.normalise.roots import dropped_root, root
 from favour.passes.rewriting import Builder, replace_node
+from favour.rules.attention import negative_entropy
 from favour.rules.maxima import POOLS, WITH_INDICES, dropped_max_pool
 from favour.rules.registry import RULES, Rule
 
@@ -49,6 +50,7 @@ _MAXIMA = {*POOLS, *WITH_INDICES, *_REDUCTIONS}
 
 # Operations that no model contains, only plans.
 JOINED = {f: Rule(f, "moment-matched", "pooling") for f in (dropped_max_pool, dropped_root, root)}
+JOINED[negative_entropy] = Rule(negative_entropy, "linearised", "attention")
 
 
 RANDOM = {dropped_max_pool, dropped_root}  # they draw, whatever they read
