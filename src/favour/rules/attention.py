@@ -44,8 +44,9 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.graph.traits import Argument, Traits
+from favour.graph.traits import Argument, Link, Traits
 from favour.rules.registry import rule
+from favour.scalar import intervals
 from favour.surrogate import Carried, DiagonalNoise, LinearMap, Surrogate, compose, scaling, weighted_sum
 from favour.surrogate.attending import Scores
 from favour.surrogate.curvature import GroupedSecond
@@ -120,7 +121,7 @@ def _second_order(p: Tensor, v: Tensor, axis: int) -> Tensor:
     aten._safe_softmax.default,
     exactness="linearised",
     family="attention",
-    traits=ALONG,
+    traits=ALONG.merged(Traits(link=Link(joint=True), bounds=intervals.UNIT)),
 )
 def softmax(ctx: Context, x: Value, dim: int, half_to_float: Argument = None, *, dtype: Argument = None) -> Surrogate:
     axis = _axis(ctx, x, dim)
@@ -165,7 +166,13 @@ def softmax(ctx: Context, x: Value, dim: int, half_to_float: Argument = None, *,
     return Surrogate(m, [(x, G)], [DiagonalNoise(noise, label)], second, told)
 
 
-@rule(aten.log_softmax.int, aten._log_softmax.default, exactness="linearised", family="attention", traits=ALONG)
+@rule(
+    aten.log_softmax.int,
+    aten._log_softmax.default,
+    exactness="linearised",
+    family="attention",
+    traits=ALONG.merged(Traits(link=Link(joint=True, log=True), bounds=(-math.inf, 0.0))),
+)
 def log_softmax(
     ctx: Context, x: Value, dim: int, half_to_float: Argument = None, *, dtype: Argument = None
 ) -> Surrogate:
@@ -192,7 +199,7 @@ def _bend_of_sum(m: Tensor, sign: float, axis: int, reduced: bool) -> GroupedSec
     return GroupedSecond(bend, m.shape, m.shape, axis - m.ndim, reduced)
 
 
-@rule(aten.logsumexp.default, exactness="linearised", family="attention")
+@rule(aten.logsumexp.default, exactness="linearised", family="attention", traits=Traits(reduces=True))
 def logsumexp(ctx: Context, x: Value, dim: Argument, keepdim: bool = False) -> Surrogate:
     dims = [dim] if isinstance(dim, int) else list(dim)
     if len(dims) != 1:

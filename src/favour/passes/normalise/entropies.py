@@ -17,9 +17,6 @@ from favour.rules.attention import negative_entropy
 
 aten = torch.ops.aten
 
-_SOFTMAX = {aten.softmax.int, aten._softmax.default}
-_LOG_SOFTMAX = {aten.log_softmax.int, aten._log_softmax.default}
-
 
 def find_entropies(graph: Graph, uncertain: Collection[Node]) -> None:
     """Rewrite `graph` in place: sums of softmax times its logarithm become one operation. Assumes nothing."""
@@ -39,15 +36,17 @@ def _scores(product: Argument, dim: int) -> Node | None:
     if not isinstance(product, Node) or product.target is not aten.mul.Tensor:
         return None
     for p, log in (product.args[:2], product.args[1::-1]):
-        if not (isinstance(p, Node) and isinstance(log, Node)) or not _along(p, _SOFTMAX, dim):
+        if not (isinstance(p, Node) and isinstance(log, Node)) or not _along(p, False, dim):
             continue
-        of, kind = (log.args[0], _SOFTMAX) if log.target is aten.log.default else (log, _LOG_SOFTMAX)
-        if isinstance(of, Node) and _along(of, kind, dim) and of.args[0] is p.args[0]:
+        of, logs = (log.args[0], False) if log.target is aten.log.default else (log, True)
+        if isinstance(of, Node) and _along(of, logs, dim) and of.args[0] is p.args[0]:
             return p.args[0]
     return None
 
 
-def _along(node: Node, targets: Collection[Argument], dim: int) -> bool:
-    if node.kind != "call" or node.target not in targets or node.shape is None or any(node.kwargs.values()):
+def _along(node: Node, log: bool, dim: int) -> bool:
+    """Whether a node is a softmax along a dimension, or its logarithm."""
+    link = node.traits.link if node.kind == "call" else None
+    if link is None or not link.joint or link.log != log or node.shape is None or any(node.kwargs.values()):
         return False
     return node.args[1] % len(node.shape) == dim % len(node.shape) and not any(node.args[2:])
