@@ -17,7 +17,7 @@ WAYS = {
     "log-softmax": lambda z: -(z.softmax(-1) * z.log_softmax(-1)).sum(-1, keepdim=True),
     "log of softmax": lambda z: (z.softmax(-1) * z.softmax(-1).log()).sum(-1, keepdim=True),
     "log in front": lambda z: (z.log_softmax(1) * z.softmax(1)).sum(1, keepdim=True),
-    "one softmax": lambda z: -((p := z.softmax(-1)) * p.log()).sum(-1),
+    "one softmax": lambda z: -((p := z.softmax(-1)) * p.log()).sum(-1, keepdim=True),
 }
 
 
