@@ -130,13 +130,12 @@ def off(model, x):
     return ((predict(x).mean - mean) / draws.std(0)).square().mean().sqrt().item()
 
 
-@pytest.mark.parametrize("name", ["product", "quotient", "entropy"])
+@pytest.mark.parametrize("name", ["product", "quotient"])
 def test_heads_of_one_trunk(name, monkeypatch):
     torch.manual_seed(0)
     meet = {
         "product": torch.mul,
-        "quotient": lambda a, b: a / (4 + b),
-        "entropy": lambda a, b: -(a.softmax(-1) * a.log_softmax(-1)).sum(-1, keepdim=True),
+        "quotient": lambda a, b: a / (2 + b),
     }[name]
     model, x = Heads(meet), torch.randn(6, 10)
     with_siblings = off(model, x)
