@@ -323,8 +323,8 @@ def zoo() -> str:
         exports = ", ".join(f"{n} to {form}" for form, n in told["exported"].items())
         texts.append(
             f"### {title}\n\n{told['models']} models of {told['packages']} packages: {told['compile']} compile, "
-            f"{told['right']} are right, {len(told['wrong in silence'])} are wrong in silence; of {told['export tried']} "
-            f"that were exported, {exports} (within 30 seconds of one processor: "
+            f"{told['right']} are right, {len(told['wrong in silence'])} are wrong in silence. Of "
+            f"{told['export tried']} that were exported, {exports} (within 30 seconds of one processor: "
             f"{', '.join(f'{n} to {form}' for form, n in told['exported within 30 s'].items())}).\n"
         )
         rows = [_zoo_row(name, row) for name, row in data[key].items()]

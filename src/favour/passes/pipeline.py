@@ -23,6 +23,7 @@ and for one combination of uncertain inputs and parameters, each told what is ra
 | `spell_out`       | functions without a rule in terms of those with one           | nothing                          |
 | `commute`         | dropout behind what commutes with it; outcomes of draws       | a draw is made once              |
 | `find_roots`      | roots of sums of squares as one operation                     | nothing                          |
+| `find_entropies`  | Σ p log p of a softmax as one operation                       | nothing                          |
 | `fuse`            | element-wise code on one tensor is one function               | nobody looks inside any more     |
 | `spell_out_…`     | comparisons and extremes of two tensors likewise              | code on one tensor is fused      |
 """
@@ -39,6 +40,7 @@ from favour.passes.normalise.decompose import decompose, one_batch, widen_lookup
 from favour.passes.normalise.derived import DerivedNode, derive
 from favour.passes.normalise.drawn import draw_parameters
 from favour.passes.normalise.elementary import spell_out, spell_out_comparisons
+from favour.passes.normalise.entropies import find_entropies
 from favour.passes.normalise.frozen import freeze
 from favour.passes.normalise.fusion import fuse
 from favour.passes.normalise.inplace import functionalise
@@ -59,6 +61,7 @@ TENSORS: tuple[Callable[[Graph, Marks], None], ...] = (
     _told(spell_out),
     commute,
     _told(find_roots),
+    _told(find_entropies),
     _told(fuse),
     _told(spell_out_comparisons),
 )
