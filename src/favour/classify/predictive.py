@@ -134,10 +134,12 @@ def _looks_given(belief: Belief, kind: str | None) -> bool:
             stacklevel=3,
         )
         return True
-    if kind in ("binary", "multilabel") and between_zero_and_one(belief.mean):
+    bare = kind is None and len(belief.event_shape) == 1
+    if (bare or kind in ("binary", "multilabel")) and between_zero_and_one(belief.mean):
+        taken = "a softmax is taken of them (kind='softmax' says so)" if bare else f"kind {kind!r} takes one of them"
         warnings.warn(
-            f"all means of this belief lie in [0, 1], which suggests that the model has taken a sigmoid already; kind "
-            f"{kind!r} takes one of them, as logits need. If they are probabilities, say kind='probabilities'; "
+            f"all means of this belief lie in [0, 1], which suggests that the model has taken a sigmoid already; "
+            f"{taken}, as logits need. If they are probabilities, say kind='probabilities'; "
             "`predict.probabilities(x)` knows by the model's graph.",
             AmbiguousOutputs,
             stacklevel=3,
