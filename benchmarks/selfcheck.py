@@ -113,7 +113,7 @@ def main() -> None:
         waiting = [pool.submit(trial, seed) for seed in range(*given.seeds)]
         for done in as_completed(waiting):
             rows.append(done.result())
-            if len(rows) % 25 == 0 or len(rows) == len(waiting):  # what is done is kept should the rest be cut off
+            if len(rows) % 25 == 0 or len(rows) == len(waiting):  # what is done is kept, should the rest be cut off
                 rows.sort(key=lambda r: r["seed"])
                 found = summary(rows)
                 ran = {"seeds": list(given.seeds), "reference_draws": REFERENCE, "summary": found, "networks": rows}

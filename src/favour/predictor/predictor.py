@@ -17,6 +17,7 @@ from favour.classify import classes
 from favour.classify.head import find_head, remember_call
 from favour.errors import computing
 from favour.graph.node import Graph, Node
+from favour.graph.tracing import traced
 from favour.inspect import describe
 from favour.inspect.attribution import Attribution
 from favour.inspect.explain import Explanation, explanation, stand_in
@@ -129,7 +130,7 @@ class Predictor(nn.Module):
     @accepts_arrays
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Predict; the arguments are the model's, and any tensor among them may be a `Belief`."""
-        if self.file is None or torch.compiler.is_compiling():
+        if self.file is None or traced():
             return self._answer(args, kwargs)
         with computing(self.file):
             return self._answer(args, kwargs)

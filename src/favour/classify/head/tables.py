@@ -22,7 +22,7 @@ from favour.classify.head.find import Head, size
 from favour.classify.head.masked import masked_weights
 from favour.classify.predictive import mirrored_normals
 from favour.graph.node import Node
-from favour.graph.tracing import constant
+from favour.graph.tracing import constant, traced
 from favour.predictor.tensors import Cached, can_keep, kept_value, version_of
 
 _KEPT = 2**22  # numbers in the masked weights of one layer
@@ -65,7 +65,7 @@ class Tables:
 
 def tables(head: Head, env: Mapping[Node, Any], like: Tensor, rank: int) -> Tables:
     """Tables on the device and in the dtype of `like`, for a belief with `rank` columns at the cut."""
-    if torch.compiler.is_compiling():
+    if traced():
         return _made(head, env, like, rank)
     key = (like.device, like.dtype, rank, type(like))
     rates = [env[d.rate] for d in head.dropouts if isinstance(d.rate, Node)]
