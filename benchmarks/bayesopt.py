@@ -2,15 +2,18 @@
 
 python benchmarks/bayesopt.py [--seeds 10] [--workers 2]        (about ten minutes on two cores)
 
-Every method starts from the same points and proposes q at a time by optimising qLogExpectedImprovement (EI) or
-qUpperConfidenceBound (UCB, β = 1) from the same number of starts. Favour and MC dropout train the same network in the
-same way; they differ in what the acquisition function sees: the joint belief, or S thinned networks, masks drawn once a
-round. A Gaussian process (BoTorch's default) is there for orientation. Simple regret is f(best) − f(best so far).
+Seeds that results/bayesopt.json holds already are not run again. Every method starts from the same points and proposes
+q at a time by optimising qLogExpectedImprovement (EI) or qUpperConfidenceBound (UCB, β = 1) from the same number of
+starts. Favour and MC dropout train the same network in the same way; they differ in what the acquisition function sees:
+the joint belief, or S thinned networks, masks drawn once a round. "favour fitted" trains that network through beliefs
+instead, posterior, rates and noise together. A Gaussian process (BoTorch's default) is there for orientation. Simple
+regret is f(best) − f(best so far).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import time
 import warnings
@@ -27,7 +30,7 @@ from botorch.models.model import Model
 from botorch.optim import optimize_acqf
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.sampling.index_sampler import IndexSampler
-from botorch.test_functions import Branin, Hartmann
+from botorch.test_functions import Branin, Hartmann, Levy
 from common import RESULTS, write
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
@@ -40,6 +43,7 @@ F64 = torch.float64
 PROBLEMS: dict[str, tuple[Callable[[], object], int, int, int]] = {
     "Branin": (lambda: Branin(negate=True), 6, 2, 10),
     "Hartmann6": (lambda: Hartmann(dim=6, negate=True), 12, 4, 10),
+    "Levy4": (lambda: Levy(dim=4, negate=True), 10, 4, 10),
 }
 THINNED = 64  # networks of MC dropout
 HIDDEN, DROPOUT = (64, 64), 0.1
@@ -67,10 +71,11 @@ class ThinnedNetworks(EnsembleModel):
         return (h @ W.T + b) * torch.as_tensor(f.y_scale_) + torch.as_tensor(f.y_mean_)  # (…, S, q, 1)
 
 
-def network(X: Tensor, y: Tensor, seed: int) -> FavourRegressor:
+def network(X: Tensor, y: Tensor, seed: int, training: str = "dropout") -> FavourRegressor:
     model = FavourRegressor(
         HIDDEN,
         dropout=DROPOUT,
+        training=training,
         epochs=400,
         batch_size=64,
         learning_rate=1e-2,
@@ -97,7 +102,8 @@ def propose(method: str, X: Tensor, y: Tensor, q: int, seed: int) -> tuple[Tenso
     elif method.startswith("MC dropout"):
         model, sampler = ThinnedNetworks(network(X, y, seed), seed), IndexSampler(torch.Size([THINNED]), seed=seed)
     else:
-        model = FavourModel.from_regressor(network(X, y, seed))
+        training = "propagation" if method.startswith("favour fitted") else "dropout"
+        model = FavourModel.from_regressor(network(X, y, seed, training))
         sampler = SobolQMCNormalSampler(torch.Size([64]), seed=seed)
     acquisition = (
         qUpperConfidenceBound(model, 1.0, sampler=sampler)
@@ -132,7 +138,16 @@ def run(problem: str, method: str, seed: int) -> tuple[list[float], float]:
     return regrets, seconds / rounds
 
 
-METHODS = ("random", "MC dropout, EI", "MC dropout, UCB", "favour, EI", "favour, UCB", "Gaussian process, EI")
+COLOURS = {
+    "random": "#888888",
+    "MC dropout, EI": "#c77d2e",
+    "MC dropout, UCB": "#e3b27f",
+    "favour, EI": "#3b6ea5",
+    "favour, UCB": "#7fa8d1",
+    "favour fitted, EI": "#8a3ba5",
+    "Gaussian process, EI": "#4f9a5b",
+}
+METHODS = tuple(COLOURS)
 
 
 def main() -> None:
@@ -144,12 +159,16 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true", help="print only")
     given = parser.parse_args()
     context = multiprocessing.get_context("spawn")
+    path = RESULTS / "bayesopt.json"
+    results = json.loads(path.read_text())["problems"] if path.is_file() else {}
     with ProcessPoolExecutor(given.workers, context, quiet) as pool:
-        results = compare(given.problems, given.methods, given.seeds, pool)
-    if given.dry:
-        return
-    write("bayesopt", {"seeds": given.seeds, "thinned networks": THINNED, "problems": results})
-    draw(results)
+        for problem in given.problems:
+            for method in given.methods:
+                compare(problem, method, given.seeds, pool, results)
+                if not given.dry:
+                    write("bayesopt", {"thinned networks": THINNED, "problems": results})
+    if not given.dry:
+        draw(results)
 
 
 def quiet() -> None:
@@ -158,24 +177,23 @@ def quiet() -> None:
     torch.set_num_threads(1)
 
 
-def compare(problems: list[str], methods: list[str], seeds: int, pool: ProcessPoolExecutor) -> dict[str, dict]:
-    """Every method on every problem."""
-    results: dict[str, dict] = {}
-    for problem in problems:
-        _, initial, q, rounds = PROBLEMS[problem]
-        results[problem] = {"evaluations": [initial + q * i for i in range(rounds + 1)], "methods": {}}
-        for method in methods:
-            runs = list(pool.map(run, [problem] * seeds, [method] * seeds, range(seeds)))
-            regrets = np.array([r for r, _ in runs])
-            spent = float(np.median([s for _, s in runs]))
-            results[problem]["methods"][method] = {"regret": regrets.tolist(), "seconds per acquisition": spent}
-            final = regrets[:, -1]
-            print(
-                f"{problem:10s} {method:20s} regret {np.median(final):7.4f} "
-                f"(quartiles {np.quantile(final, 0.25):.4f} to {np.quantile(final, 0.75):.4f}), {spent:.2f} s a round",
-                flush=True,
-            )
-    return results
+def compare(problem: str, method: str, seeds: int, pool: ProcessPoolExecutor, results: dict[str, dict]) -> None:
+    """Run the seeds that are missing of a method on a problem."""
+    _, initial, q, rounds = PROBLEMS[problem]
+    entry = results.setdefault(problem, {"evaluations": [initial + q * i for i in range(rounds + 1)], "methods": {}})
+    kept = entry["methods"].get(method, {"regret": []})
+    missing = range(len(kept["regret"]), seeds)
+    if missing:
+        runs = list(pool.map(run, [problem] * len(missing), [method] * len(missing), missing))
+        spent = float(np.median([s for _, s in runs]))
+        kept = {"regret": kept["regret"] + [r for r, _ in runs], "seconds per acquisition": spent}
+        entry["methods"][method] = kept
+    final = np.array(kept["regret"])[:, -1]
+    print(
+        f"{problem:10s} {method:20s} regret {np.median(final):7.4f} "
+        f"(quartiles {np.quantile(final, 0.25):.4f} to {np.quantile(final, 0.75):.4f}), {len(final)} seeds",
+        flush=True,
+    )
 
 
 def draw(results: dict[str, dict]) -> None:
@@ -185,14 +203,13 @@ def draw(results: dict[str, dict]) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    colours = dict(zip(METHODS, ("#888888", "#c77d2e", "#e3b27f", "#3b6ea5", "#7fa8d1", "#4f9a5b"), strict=True))
     figure, axes = plt.subplots(1, len(results), figsize=(5 * len(results), 3.6), layout="constrained", squeeze=False)
     for ax, (problem, result) in zip(axes[0], results.items(), strict=True):
         for method, values in result["methods"].items():
             regret = np.maximum(np.array(values["regret"]), 1e-4)
-            ax.plot(result["evaluations"], np.median(regret, 0), color=colours[method], label=method)
+            ax.plot(result["evaluations"], np.median(regret, 0), color=COLOURS[method], label=method)
             low, high = np.quantile(regret, [0.25, 0.75], axis=0)
-            ax.fill_between(result["evaluations"], low, high, color=colours[method], alpha=0.12, lw=0)
+            ax.fill_between(result["evaluations"], low, high, color=COLOURS[method], alpha=0.12, lw=0)
         ax.set(title=problem, xlabel="evaluations of the function", yscale="log")
         ax.spines[["top", "right"]].set_visible(False)
     axes[0][0].set_ylabel("simple regret (median, quartiles)")

@@ -196,6 +196,82 @@ def optimisation() -> str:
     return _table(header, rows, data)
 
 
+def learning_posthoc() -> str:
+    """A posterior after the fact beside what else a LeNet can get; in brackets what the bootstrap says of `fit`."""
+    data = _load("learning_posthoc")
+    names = {
+        "plain": "plain",
+        "temperature": "temperature",
+        "fit": "**`fit`**, two top layers",
+        "fit_last": "`fit`, last layer, Kronecker",
+        "laplace": "Laplace, last layer, full",
+        "mc_dropout": "MC dropout, a network of its own",
+        "ensemble": "ensemble of the repeats",
+    }
+    rows = []
+    for pictures in ("mnist", "fashion_mnist", "cifar10"):
+        found = data.get(pictures)
+        if found is None:
+            continue
+        verdicts = {(v["metric"], v["theirs"]): v["verdict"] for v in found["paired"] if v["ours"] == "fit"}
+        for method, name in names.items():
+            if method not in found["methods"]:
+                continue
+            entry = found["methods"][method]
+            cells = [_mean(entry[k], 4) for k in ("nll", "ece")]
+            for i, kind in enumerate(("nll", "ece")):
+                if (kind, method) in verdicts:
+                    cells[i] += f" ({verdicts[kind, method]})"
+            areas = [_mean(entry[k], 3) if k in entry else "" for k in ("auroc_chosen", "auroc_max", "auroc_jsd")]
+            rows.append([f"{pictures}, {found['repeats']} ×", name, *cells, _mean(entry["accuracy"], 4), *areas])
+    header = ["pictures, repeats", "method", "NLL", "ECE", "accuracy", "AUROC, score chosen", "maximum", "JSD"]
+    return _table(header, rows, data)
+
+
+def learning_uci() -> str:
+    """Test log-likelihoods of tables, and how far `fit` is above, paired over splits."""
+    data = _load("learning_uci")
+    names = {
+        "sampled1": "1 draw, same updates",
+        "sampled10": "10 draws, same updates",
+        "sampled1@time": "1 draw, same time",
+        "sampled10@time": "10 draws, same time",
+        "mc_dropout": "MC dropout",
+    }
+    rows = []
+    for table, found in data["summary"].items():
+        methods, cells = found["methods"], []
+        for method in names:
+            entry = methods[method]
+            cells.append(f"{_mean(entry['ll'], 2)} ({_mean(entry['closed_less_this'], 2, sign=True)})")
+        seconds = [f"{methods[m]['seconds']['mean']:.0f}" for m in ("closed", "sampled1", "sampled10")]
+        closed = f"**{_mean(methods['closed']['ll'], 2)}**"
+        rows.append([f"{table}, {found['splits']}", str(found["updates"]), closed, *cells, " / ".join(seconds)])
+    header = ["table, splits", "updates", "`fit`", *names.values(), "seconds: `fit` / 1 / 10 draws"]
+    return _table(header, rows, data)
+
+
+def learning_rates() -> str:
+    """Learned dropout rates beside the best of a grid."""
+    data = _load("learning_rates")
+    found = data["summary"]
+    rows = []
+    for name in ("learned", "best of the grid", "median of the grid", "learned less best"):
+        seconds = {"learned": "learned", "best of the grid": "the grid", "median of the grid": "one point"}.get(name)
+        spent = "" if seconds is None else f"{found['seconds'][seconds]['mean']:.1f}"
+        rows.append([name, *(_mean(found[k][name], 4) for k in ("validation", "test")), spent])
+    header = [f"{found['splits']} splits, {found['trainings of the grid']} points", "validation", "test", "CPU seconds"]
+    return _table(header, rows, data)
+
+
+def _mean(found: dict | float, digits: int, sign: bool = False) -> str:
+    """Mean ± standard error, as far as there are several values."""
+    if not isinstance(found, dict):
+        return f"{found:.{digits}f}"
+    mean_ = f"{found['mean']:{'+' if sign else ''}.{digits}f}"
+    return mean_ if found["se"] is None else f"{mean_} ± {found['se']:.{digits}f}"
+
+
 def rating() -> str:
     """Rows per second of `favour rate`, and what else a large job is reckoned from."""
     data = _load("rate")

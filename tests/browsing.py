@@ -9,6 +9,7 @@ import pytest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 WIDTHS, SCHEMES = (390, 1280), ("light", "dark")
+HIDDEN = "[...document.querySelectorAll('.scroll')].filter(b => b.scrollWidth > b.clientWidth).map(b => b.innerText)"
 
 
 @contextmanager
@@ -23,10 +24,10 @@ def started():
         browser.close()
 
 
-def assert_page_fits(browser, path: Path, unfold: bool = True) -> None:
+def assert_page_fits(browser, path: Path, unfold: bool = True, schemes=SCHEMES) -> None:
     """A file, at the widths and in the schemes above: nothing beside the screen, no complaint, no request outside."""
     for width in WIDTHS:
-        for scheme in SCHEMES:
+        for scheme in schemes:
             page = browser.new_page(viewport={"width": width, "height": 850}, color_scheme=scheme)
             complaints, requests = [], []
             page.on("console", lambda message, told=complaints: told.append(message.text))
@@ -37,6 +38,7 @@ def assert_page_fits(browser, path: Path, unfold: bool = True) -> None:
                 page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
             where = f"{path.name} at {width} px, {scheme}"
             assert page.evaluate("document.documentElement.scrollWidth") <= width, f"{where} is too wide"
+            assert page.evaluate(HIDDEN) == [], f"{where}: columns beside the screen"
             background = page.evaluate("getComputedStyle(document.body).backgroundColor")
             assert (sum(map(int, re.findall(r"\d+", background)[:3])) > 384) == (scheme == "light"), where
             away = [url for url in requests if not url.startswith(("data:", "file:"))]

@@ -288,7 +288,7 @@ def test_unknown_name_prints_its_message_plainly() -> None:
 
 def test_lines_inside_favours_own_layers_are_not_the_users():
     """A node of `favour.nn` names the line of the model that called the layer."""
-    from favour.graph.capture import capture
+    from favour.passes.capture import capture
 
     class Model(nn.Module):
         def __init__(self):

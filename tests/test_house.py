@@ -1,8 +1,11 @@
 """How the library is laid out: what is private stays at home, what is public is listed, one loop walks graphs."""
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
+
+from test_import import ROOMS
 
 import favour
 
@@ -59,3 +62,16 @@ def test_every_module_with_public_names_lists_them():
     fronts = [p for p in FILES if p.name == "__init__.py" or p.parent == SOURCE]
     without = [str(p.relative_to(SOURCE)) for p in fronts if "__all__" not in p.read_text() and len(tree(p).body) > 1]
     assert not without
+
+
+def test_the_page_of_rooms_is_true():
+    """docs/rooms.md lists every room in the order in which they may import, and the files it names exist."""
+    page = (SOURCE.parent.parent / "docs" / "rooms.md").read_text()
+    table = page.split("| room |")[1].split("\n\n")[0].splitlines()[2:]
+    assert [name for line in table for name in line.split("|")[1].replace("`", "").split()] == ROOMS
+    named = re.findall(r"`(src/favour/[\w/.]+)`(?:, `(\w+)`)?", page)
+    assert len(named) > 15
+    for path, name in named:
+        file = SOURCE.parent.parent / path
+        assert file.exists(), path
+        assert not name or name in {n.name for n in ast.walk(tree(file)) if isinstance(n, ast.FunctionDef)}, name

@@ -24,6 +24,7 @@ from favour.posterior import Diagonal, Full, Gaussian, Kronecker, Posterior, Rot
 from favour.predictor.compilation import compile
 from favour.predictor.draws import sample
 from favour.predictor.predictor import Predictor
+from favour.predictor.tune import tune
 from favour.rules import rule
 from favour.saving import load
 from favour.surrogate import DenseNoise, DiagonalNoise, LinearMap, Noise, Surrogate, identity, scaling, structural
@@ -82,6 +83,7 @@ __all__ = [
     "scaling",
     "scores",
     "structural",
+    "tune",
 ]
 
 # Modules that `import favour` leaves for later: most programs rate no files, and some need an extra.

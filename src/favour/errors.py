@@ -17,6 +17,7 @@ __all__ = [
     "FailedPrediction",
     "FavourError",
     "FavourWarning",
+    "InsufficientMemory",
     "InvalidType",
     "InvalidValue",
     "MissingExtra",
@@ -86,6 +87,10 @@ class CorruptFile(FavourError, ValueError):
 
 class FailedPrediction(FavourError, RuntimeError):
     """What a model file asks for cannot be computed; the message says what torch or onnxruntime said."""
+
+
+class InsufficientMemory(FavourError, MemoryError):
+    """A method would need more memory than there is; nothing of that size was taken."""
 
 
 class DivergedFit(FavourError, ArithmeticError):

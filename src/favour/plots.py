@@ -1,8 +1,7 @@
 """Pictures of predictions: see `favour.inspect.plots`."""
 
+from favour.belief.pictures import band, belief
 from favour.inspect.plots import (
-    band,
-    belief,
     check,
     histogram,
     reliability,

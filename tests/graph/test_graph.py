@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import favour
-from favour.graph.capture import capture
+from favour.passes.capture import capture
 from favour.passes.plan.steps import configure
 
 SOURCE = Path(__file__).read_text().splitlines()

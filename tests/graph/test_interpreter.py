@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import favour
-from favour.graph.capture import capture
 from favour.graph.interpreter import call, interpret, noiseless
 from favour.graph.node import Node
+from favour.passes.capture import capture
 
 SOURCE = Path(favour.__file__).parent
 

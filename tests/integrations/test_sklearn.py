@@ -175,7 +175,14 @@ def test_noise_is_the_maximum_of_the_likelihood() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"dropout": 1.0}, {"hidden": (0,)}, {"epochs": 0}, {"activation": "step"}, {"learning_rate": -1.0}],
+    [
+        {"training": "map"},
+        {"dropout": 1.0},
+        {"hidden": (0,)},
+        {"epochs": 0},
+        {"activation": "step"},
+        {"learning_rate": -1.0},
+    ],
     ids=str,
 )
 def test_wrong_parameters_are_named(wrong: dict[str, Any]) -> None:
@@ -224,3 +231,50 @@ def test_a_classifier_whose_module_ends_in_a_softmax():
     assert np.abs(frequency - soft.predict_proba(X)).max() < 0.15
     with pytest.raises(InvalidValue, match="ends in a sigmoid"):
         FavourClassifier(module=_Ending(torch.nn.Sigmoid()), epochs=2, random_state=0).fit(X, y)
+
+
+# ------------------------------------------------------- training="propagation"
+
+PROPAGATION = {**QUICK, "training": "propagation", "epochs": 40}
+
+
+@parametrize_with_checks([FavourRegressor(**PROPAGATION | {"epochs": 3})])
+@pytest.mark.slow
+def test_scikit_learn_check_of_propagation(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def test_a_regressor_trained_through_beliefs() -> None:
+    X, y = wave(160)
+    model = FavourRegressor(**PROPAGATION, dropout=0.05).fit(X, y)
+    assert model.rates_.keys() == {"2"} and 0 < float(model.rates_["2"]) != 0.05
+    assert set(model.weight_variances_) == {"0.weight", "0.bias", "3.weight", "3.bias"}
+    assert model.validation_losses_[-1] < model.validation_losses_[0]
+    mean, std = model.predict(X, return_std=True)
+    assert np.sqrt(np.mean((mean - y) ** 2)) < 0.6 * y.std() and (std**2 > model.noise_).all()
+    _, cov = model.predict(X[:5], return_cov=True)
+    np.testing.assert_allclose(np.sqrt(np.diag(cov)), std[:5], rtol=1e-6)
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict(X, return_std=True)[1], std)
+    np.testing.assert_array_equal(clone(model).fit(X, y).predict(X), mean)
+
+
+def test_several_targets_and_no_dropout_through_beliefs() -> None:
+    X, y = wave(60)
+    both = np.stack([y, -3 * y], 1)
+    model = FavourRegressor(**PROPAGATION | {"epochs": 3}, dropout=0.0, validation_fraction=0.0).fit(X, both)
+    assert model.rates_ == {} and model.noise_.shape == (2,) and model.predict(X, return_std=True)[1].shape == (60, 2)
+
+
+def test_a_classifier_trained_through_beliefs() -> None:
+    X, y = make_blobs(120, centers=3, cluster_std=0.7, random_state=0)
+    model = FavourClassifier(**PROPAGATION).fit(X, np.array(["a", "b", "c"])[y])
+    p = model.predict_proba(X)
+    assert np.allclose(p.sum(1), 1) and model.score(X, np.array(["a", "b", "c"])[y]) > 0.8
+    assert model.weight_variances_ and model.predictor.posterior().names
+
+    def ending(inputs: int, outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(inputs, outputs), nn.Softmax(1))
+
+    with pytest.raises(InvalidValue, match="logits"):
+        FavourClassifier(module=ending, **PROPAGATION).fit(X, y)

@@ -9,7 +9,7 @@ from calls import close
 from torch import nn
 
 import favour
-from favour.graph.capture import capture
+from favour.passes.capture import capture
 
 F64 = torch.float64
 W = torch.randn(6, 4, dtype=F64, generator=torch.Generator().manual_seed(0))

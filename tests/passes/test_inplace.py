@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import favour
-from favour.graph.capture import capture
+from favour.passes.capture import capture
 
 
 class Model(nn.Module):

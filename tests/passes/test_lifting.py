@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from favour.graph.capture import capture
 from favour.graph.interpreter import call, interpret
+from favour.passes.capture import capture
 from favour.passes.normalise.lifting import out_of_place
 
 N = 4

@@ -10,7 +10,7 @@ from test_norms import draws, uncertain
 from torch import nn
 
 import favour
-from favour.graph.capture import capture
+from favour.passes.capture import capture
 from favour.rules import RULES
 from favour.surrogate.value import Context, Value
 

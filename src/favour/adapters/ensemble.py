@@ -16,8 +16,8 @@ for a mixture, while those of a Gaussian with its moments are not.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +26,10 @@ from torch.utils import _pytree as pytree
 from favour.adapters.silence import dropouts_of, silenced, warn_of_silence
 from favour.belief import Belief, intervals
 from favour.belief.covariance import DiagonalPlusFactor, flatten_event
+from favour.classify.calibration import Calibrated, with_noise
+from favour.classify.classes import logits_of
 from favour.classify.predictive import probabilities
-from favour.classify.simplex import sums_to_one
 from favour.errors import InvalidType, InvalidValue, ShapeMismatch
-
-if TYPE_CHECKING:
-    from favour.classify.calibration import Calibrated
 
 
 class Ensemble(nn.Module):
@@ -96,7 +94,7 @@ class Ensemble(nn.Module):
 
     def with_noise(self, variance: float | Tensor) -> Calibrated:
         """A predictor of observations, see `Predictor.with_noise`."""
-        return intervals.with_noise(self, variance)
+        return with_noise(self, variance)
 
     def interval(self, *args: Any, level: float | None = None, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Refused, see `Predictor.interval`."""
@@ -118,18 +116,6 @@ class Ensemble(nn.Module):
             belief = logits_of(member, args, kwargs)
             parts.append(probabilities(belief, kind=kind, estimator="nodes" if estimator == "auto" else estimator))
         return torch.stack(parts).mean(0)
-
-
-def logits_of(member: Any, args: tuple, kwargs: Mapping[str, Any]) -> Belief:
-    """A member's belief over logits; of a plain network that returns probabilities, their logarithms."""
-    own = getattr(member, "logits", None)
-    if callable(own):
-        return own(*args, **kwargs)
-    outputs = member(*args, **kwargs)
-    if isinstance(outputs, Belief):
-        return outputs
-    given = sums_to_one(outputs)
-    return Belief.point(outputs.clamp(min=torch.finfo(outputs.dtype).tiny).log() if given else outputs)
 
 
 def mixture(parts: Sequence[Any]) -> Any:

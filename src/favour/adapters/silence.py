@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from favour.errors import SilencedDropout
-from favour.graph.capture import copied_structure
 from favour.graph.silent import MARK
+from favour.graph.taking import copied_structure
 
 
 def without_dropout(model: nn.Module, keep: bool, library: str, stacklevel: int = 4) -> nn.Module:

@@ -7,7 +7,7 @@ Gradients follow torch's own rule: a belief computed from weights that require t
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy.typing as npt
 import torch
@@ -19,6 +19,7 @@ from favour.pages.notebook import card
 if TYPE_CHECKING:
     from favour.belief.belief import Belief
 
+Array = Tensor | npt.NDArray  # a tensor or a numpy array
 ROWS, COLUMNS = 8, 6  # of a table in a notebook
 
 
@@ -69,10 +70,3 @@ def html(belief: Belief) -> str:
     ]
     note = f"{'; '.join(left)}. " if left else ""
     return card(repr(belief), header, rows, escape(f"{note}Mean ± standard deviation of the network's output."))
-
-
-def plot(belief: Belief, x: Any, row: int, ax: Any, names: Any) -> Any:
-    """`Belief.plot`."""
-    from favour.inspect import plots
-
-    return plots.belief(belief, x, row=row, names=names, ax=ax)

@@ -27,7 +27,7 @@ import torch.distributions as td
 from torch import Tensor
 from torch.utils._pytree import GetAttrKey, register_pytree_node, tree_map
 
-from favour.belief import arrays
+from favour.belief import arrays, pictures
 from favour.belief.checking import check_arguments, check_fit, check_noise, chosen
 from favour.belief.confidence import ConfidenceRegion, check_level, chi_square_quantile
 from favour.belief.covariance import (
@@ -86,8 +86,7 @@ class Belief:
         covariance: Tensor | Covariance | None = None,
         validate: bool = True,
     ):
-        validate = validate and not traced()
-        if validate:
+        if validate := validate and not traced():
             check_arguments(mean, diag, factor, covariance)
         if covariance is None:
             diag = torch.zeros_like(mean) if diag is None else diag
@@ -296,7 +295,7 @@ class Belief:
 
     def plot(self, x: Any = None, *, row: int = 0, names: Sequence[str] | None = None, ax: Any = None) -> Any:
         """A picture: one number per input as a band over x, several as bars of one `row`; see `favour.plots.belief`."""
-        return arrays.plot(self, x, row, ax, names)
+        return pictures.belief(self, x, row, names, ax)
 
     def _repr_html_(self) -> str:
         return arrays.html(self)

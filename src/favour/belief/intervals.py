@@ -11,17 +11,10 @@ its own and the network is wrong besides, so μ ∓ zσ with that σ holds far f
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from favour.belief.confidence import check_level
-from favour.belief.covariance import check_finite
 from favour.errors import InvalidValue, NotCalibrated
-
-if TYPE_CHECKING:
-    from favour.classify.calibration import Calibrated
 
 LEVEL = 0.95
 
@@ -51,15 +44,3 @@ def refuse() -> NotCalibrated:
         "`favour.ConformalInterval.fit(predict, (x, y), level).interval(x_new)`. The interval of the network's own "
         "spread is `predict(x_new).confidence_interval(level)`."
     )
-
-
-def with_noise(predict: Any, variance: float | Tensor) -> Calibrated:
-    """`Predictor.with_noise`."""
-    from favour.classify.calibration import Calibrated
-
-    parameter = next((t for t in (*predict.parameters(), *predict.buffers()) if t.is_floating_point()), torch.empty(0))
-    noise = torch.as_tensor(variance, device=parameter.device).detach()
-    noise = noise if noise.is_floating_point() else noise.to(parameter.dtype)
-    check_finite("variance", noise, nonnegative=True)
-    one = torch.ones((), dtype=torch.float64, device=parameter.device)
-    return Calibrated(predict, one, one.clone(), noise)

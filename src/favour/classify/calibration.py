@@ -19,18 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from favour.adapters.ensemble import logits_of
 from favour.belief import Belief
 from favour.belief.covariance import Covariance, Dense, check_finite
 from favour.belief.covariance.precision import psd_root
 from favour.belief.intervals import with_level
 from favour.classify import head, predictive, scores
-from favour.classify.classes import classifier, ending_of, natural_kind
+from favour.classify.classes import classifier, ending_of, logits_of, natural_kind
 from favour.classify.head.match import ridged
 from favour.classify.simplex import sums_to_one
 from favour.classify.targets import fitting, pairs
 from favour.errors import InvalidType, InvalidValue, NotCalibrated, ShapeMismatch
-from favour.predictor.predictor import Predictor
+from favour.program.propagator import Propagator
 
 _NODES = 64  # for fitting; the probabilities of the result take the default number
 
@@ -116,7 +115,7 @@ class Calibrated(nn.Module):
         for one in members or [self.predict]:
             known = None if members else kind
             drawn = None
-            if isinstance(one, Predictor):
+            if isinstance(one, Propagator):
                 known = natural_kind(ending_of(one), tuple(belief.event_shape), kind)
                 drawn = head.sampled(classifier(one), args, kwargs, estimator, draws)
             known = predictive.check_event(tuple(belief.event_shape), kind if known is None else known)
@@ -163,7 +162,7 @@ class Calibrated(nn.Module):
         See `Predictor.jsd`; of an ensemble, whose members have draws of their own, by nodes of the fitted belief.
         """
         drawn = None
-        if isinstance(self.predict, Predictor):
+        if isinstance(self.predict, Propagator):
             drawn = head.sampled(classifier(self.predict), args, kwargs, estimator, draws, scored=True)
         if drawn is None:
             belief = scores.logits(self(*args, **kwargs))
@@ -177,6 +176,16 @@ class Calibrated(nn.Module):
         return f"Calibrated(scale={self.scale.item():.4g}, temperature={self.temperature.item():.4g}{noise}{fitted})"
 
 
+def with_noise(predict: Any, variance: float | Tensor) -> Calibrated:
+    """A predictor of observations, whose noise has this variance: `Predictor.with_noise`."""
+    parameter = next((t for t in (*predict.parameters(), *predict.buffers()) if t.is_floating_point()), torch.empty(0))
+    noise = torch.as_tensor(variance, device=parameter.device).detach()
+    noise = noise if noise.is_floating_point() else noise.to(parameter.dtype)
+    check_finite("variance", noise, nonnegative=True)
+    one = torch.ones((), dtype=torch.float64, device=parameter.device)
+    return Calibrated(predict, one, one.clone(), noise)
+
+
 def scores_of(predict: Any, args: tuple, kwargs: Mapping[str, Any], classes: bool) -> Belief:
     """The belief to fit: over the outputs, or over the logits of classes."""
     logits = getattr(predict, "logits", None) if classes else None
@@ -188,14 +197,14 @@ def scores_of(predict: Any, args: tuple, kwargs: Mapping[str, Any], classes: boo
 
 def asked(predict: Any, classes: bool) -> Any:
     """The predictor whose sources are weighed."""
-    by = classifier(predict) if classes and isinstance(predict, Predictor) else predict
+    by = classifier(predict) if classes and isinstance(predict, Propagator) else predict
     if not hasattr(by, "attribute"):
         raise InvalidType(f"`sources` needs a predictor of favour.compile; a {type(by).__name__} has no sources.")
     return by
 
 
 def calibrate(
-    predict: Predictor, loader: Iterable[Any], *, sources: bool = False, temperature: bool = True
+    predict: Propagator, loader: Iterable[Any], *, sources: bool = False, temperature: bool = True
 ) -> Calibrated:
     """Fit a covariance scale and a temperature (classes) or a noise variance (numbers) to held-out data.
 
@@ -332,7 +341,7 @@ def _drawn(predict: Any, args: tuple, belief: Belief) -> tuple[Tensor, Tensor]:
     found = []
     for one in members or [predict]:
         drawn = None
-        if isinstance(one, Predictor) and head.sampled(classifier(one), args, {}, "auto", None) is not None:
+        if isinstance(one, Propagator) and head.sampled(classifier(one), args, {}, "auto", None) is not None:
             drawn = list(head.sampled(classifier(one), args, {}, "head", _NODES) or ())
         if drawn:
             found.append(torch.cat(drawn).permute(2, 0, 1))

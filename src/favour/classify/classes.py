@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,9 +28,7 @@ from favour.graph.node import Graph
 from favour.graph.tracing import traced
 from favour.methods import Method
 from favour.passes.normalise.ending import SOFTMAX, Ending, ending, without_links
-
-if TYPE_CHECKING:
-    from favour.predictor.predictor import Predictor
+from favour.program.propagator import Propagator
 
 _NO_LOGITS = (
     "the model returns probabilities that are no softmax or sigmoid of numbers in its graph, so there are no logits. "
@@ -38,7 +36,7 @@ _NO_LOGITS = (
 )
 
 
-def ending_of(predict: Predictor, args: tuple = (), kwargs: Mapping[str, Any] | None = None) -> Ending:
+def ending_of(predict: Propagator, args: tuple = (), kwargs: Mapping[str, Any] | None = None) -> Ending:
     """What the predictor's one output is; unknown for several. Inputs let values tell where the graph does not."""
     graph = predict.graph
     end = predict.program.once("ending", lambda: ending(graph) if len(graph.outputs) == 1 else Ending())
@@ -52,21 +50,21 @@ def ending_of(predict: Predictor, args: tuple = (), kwargs: Mapping[str, Any] | 
     return end
 
 
-def _plain(predict: Predictor, args: tuple, kwargs: Mapping[str, Any]) -> list[Any]:
+def _plain(predict: Propagator, args: tuple, kwargs: Mapping[str, Any]) -> list[Any]:
     with torch.no_grad():
         return predict.program.plain(predict.program.leaves(args, kwargs))
 
 
-def classifier(predict: Predictor) -> Predictor:
+def classifier(predict: Propagator) -> Propagator:
     """The predictor to ask for class scores: without the link its outputs end in, and, where `auto` compressed very
     many outputs, one that follows what a softmax sees of them."""
     return predict.program.once("classifier", lambda: _classifier(predict))
 
 
-def _classifier(predict: Predictor) -> Predictor:
+def _classifier(predict: Propagator) -> Propagator:
     graph, by = without_links(predict.graph), predict
 
-    def twin(graph: Graph, method: Method) -> Predictor:
+    def twin(graph: Graph, method: Method) -> Propagator:
         twin = type(predict)(predict.program.clone(outputs=graph, method=method))
         twin.prepare()
         return twin
@@ -80,7 +78,7 @@ def _classifier(predict: Predictor) -> Predictor:
     return by
 
 
-def logits(predict: Predictor, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+def logits(predict: Propagator, args: tuple, kwargs: Mapping[str, Any]) -> Any:
     """`Predictor.logits`."""
     end = ending_of(predict, args, kwargs)
     if end.within and end.logits is None:
@@ -88,7 +86,7 @@ def logits(predict: Predictor, args: tuple, kwargs: Mapping[str, Any]) -> Any:
     return classifier(predict)(*args, **kwargs)
 
 
-def draws(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | None) -> Tensor:
+def draws(predict: Propagator, args: tuple, kwargs: Mapping[str, Any], n: int | None) -> Tensor:
     """`Predictor.draws`."""
     end = ending_of(predict, args, kwargs)
     if end.within and end.logits is None:
@@ -131,7 +129,7 @@ def reading(end: Ending, belief: Belief, kind: str | None) -> tuple[str | None, 
 
 
 def probabilities(
-    predict: Predictor, args: tuple, kwargs: Mapping[str, Any], kind: str | None, estimator: str, n: int | None
+    predict: Propagator, args: tuple, kwargs: Mapping[str, Any], kind: str | None, estimator: str, n: int | None
 ) -> Tensor:
     """`Predictor.probabilities`."""
     if torch.is_grad_enabled() or torch.is_inference_mode_enabled() or traced():
@@ -142,7 +140,7 @@ def probabilities(
 
 
 def _probabilities(
-    predict: Predictor, args: tuple, kwargs: Mapping[str, Any], kind: str | None, estimator: str, n: int | None
+    predict: Propagator, args: tuple, kwargs: Mapping[str, Any], kind: str | None, estimator: str, n: int | None
 ) -> Tensor:
     by, kind, given = resolved(predict, args, kwargs, kind)
     if given is not None:
@@ -154,7 +152,7 @@ def _probabilities(
 
 
 def divergence(
-    predict: Predictor, args: tuple, kwargs: Mapping[str, Any], kind: str | None, estimator: str, n: int | None
+    predict: Propagator, args: tuple, kwargs: Mapping[str, Any], kind: str | None, estimator: str, n: int | None
 ) -> Tensor:
     """`Predictor.jsd`."""
     by, kind, given = resolved(predict, args, kwargs, kind)
@@ -164,8 +162,8 @@ def divergence(
 
 
 def resolved(
-    predict: Predictor, args: tuple, kwargs: Mapping[str, Any], kind: str | None
-) -> tuple[Predictor, str | None, Belief | None]:
+    predict: Propagator, args: tuple, kwargs: Mapping[str, Any], kind: str | None
+) -> tuple[Propagator, str | None, Belief | None]:
     """Whom to ask for logits, of which kind they are, and the belief where the outputs are used as they are."""
     end = ending_of(predict, args, kwargs)
     if end.logits is not None:
@@ -176,6 +174,18 @@ def resolved(
         predictive.check_belief(belief)
         return predict, kind, belief
     return classifier(predict), kind, None
+
+
+def logits_of(member: Any, args: tuple, kwargs: Mapping[str, Any]) -> Belief:
+    """A member's belief over logits; of a plain network that returns probabilities, their logarithms."""
+    own = getattr(member, "logits", None)
+    if callable(own):
+        return own(*args, **kwargs)
+    outputs = member(*args, **kwargs)
+    if isinstance(outputs, Belief):
+        return outputs
+    given = sums_to_one(outputs)
+    return Belief.point(outputs.clamp(min=torch.finfo(outputs.dtype).tiny).log() if given else outputs)
 
 
 def _sums(belief: Belief) -> bool:

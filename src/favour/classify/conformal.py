@@ -20,9 +20,8 @@ from favour.belief import Belief
 from favour.belief.confidence import check_level
 from favour.belief.covariance import check_finite
 from favour.belief.intervals import with_level
-from favour.classify.targets import fitting, pairs
+from favour.classify.targets import Array, checked_labels, fitting, pairs
 from favour.errors import InvalidType, InvalidValue, NotCalibrated, ShapeMismatch
-from favour.inspect.metrics import Array
 
 
 def _threshold(scores: Tensor, level: float) -> Tensor:
@@ -156,8 +155,6 @@ class ConformalSet:
     """
 
     def __init__(self, probabilities: Array, labels: Array, level: float = 0.9):
-        from favour.inspect.metrics import checked_labels
-
         p, y = checked_labels(probabilities, labels)
         self.level, self.classes = level, p.shape[1]
         self.threshold = _threshold(1 - p.gather(1, y[:, None]).squeeze(1), level).item()

@@ -28,9 +28,8 @@ from typing import Any
 import torch
 
 from favour.errors import CorruptFile, UnsupportedOperation
-from favour.exporting.exported import METADATA
 from favour.exporting.rehearsal import rehearse_program
-from favour.files.checksum import check_archive, seal_archive
+from favour.files.checksum import METADATA, check_archive, seal_archive
 from favour.files.members import Members
 from favour.graph.operations import check_program_name, program_operation
 from favour.graph.tracing import TRACING

@@ -29,7 +29,7 @@ from favour.graph.node import Node
 from favour.passes.normalise.ending import Ending, ending
 from favour.passes.normalise.lookups import Lookup, find_lookups, guarded, input_range, inside
 from favour.predictor.predictor import Predictor
-from favour.predictor.tensors import graph_values
+from favour.program.tensors import graph_values
 
 REGRESSION = "regression"
 SMALL = 10  # most outputs whose covariance is exported by default

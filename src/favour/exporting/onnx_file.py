@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from favour.errors import CaptureError, UnsupportedOperation
-from favour.exporting.exported import METADATA
 from favour.extras import require
-from favour.files.checksum import DIGITS, ONNX_KEY, seal_onnx
+from favour.files.checksum import DIGITS, METADATA, ONNX_KEY, seal_onnx
 from favour.graph.tracing import TRACING
 
 LARGEST = 2**31 - 2**20  # a protobuf message ends at 2 GiB; the graph takes the rest

@@ -25,6 +25,7 @@ DIGITS = 64
 _ZEROS = b"0" * DIGITS
 MARK = b"favour-sha256:"
 _END, _END_SIZE = b"PK\x05\x06", 22  # of a zip file: the last record, which ends with the length of the comment
+METADATA = "favour"  # key of the ONNX metadata; with .json, the extra file of a .pt2
 ONNX_KEY = "favour_checksum"
 # A StringStringEntryProto: field 1, the key; field 2, of 64 bytes.
 _ENTRY = b"\x0a" + bytes([len(ONNX_KEY)]) + ONNX_KEY.encode() + b"\x12" + bytes([DIGITS])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterator
 from typing import BinaryIO
 
 from favour.errors import CorruptFile
@@ -59,7 +60,7 @@ class Members:
     def __contains__(self, name: str) -> bool:
         return name in self._infos
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter(self._infos)
 
     def size(self, name: str) -> int:

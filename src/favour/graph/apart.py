@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from favour.graph.interpreter import interpret, noiseless
 from favour.graph.node import Graph, Node
+from favour.graph.traits import Argument
 
 _SAME = 1e-3  # relative to the largest entry
 
@@ -52,7 +53,7 @@ def _outputs(graph: Graph, leaves: list[Any], tensors: Mapping[str, Tensor]) -> 
     return [values[o] if isinstance(o, Node) else o for o in graph.outputs]
 
 
-def _alike(a: Any, b: Any, in_front: bool) -> bool:
+def _alike(a: Argument, b: Argument, in_front: bool) -> bool:
     """Whether two outputs hold the same numbers, the batch of `b` in front and that of `a` too, or anywhere."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return True
@@ -94,7 +95,7 @@ def mixes_inputs(model: nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> bo
     model.eval()
 
     def outputs(chosen: slice) -> list[Tensor]:
-        def few(t: Any) -> Any:
+        def few(t: Argument) -> Any:
             return t[chosen] if isinstance(t, Tensor) and t.ndim and len(t) == 2 else t
 
         some, named = pytree.tree_map(few, (args, dict(kwargs)))

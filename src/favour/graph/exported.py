@@ -15,9 +15,10 @@ from torch.utils import _pytree as pytree
 from favour.errors import CaptureError
 from favour.graph.node import Graph, Node
 from favour.graph.refusals import is_users
+from favour.graph.traits import Argument
 
 
-def _describe(value: Any) -> tuple[tuple[int | str, ...] | None, torch.dtype | None]:
+def _describe(value: Argument) -> tuple[tuple[int | str, ...] | None, torch.dtype | None]:
     if isinstance(value, Tensor):
         # A size that the code turned out to fix prints as a number.
         sizes: list[Any] = [s if isinstance(s, int) else str(s) for s in value.shape]
@@ -37,7 +38,7 @@ def _source_line(meta: Mapping[str, Any]) -> str:
     return f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
 
 
-def _storages(value: Any) -> set[int]:
+def _storages(value: Argument) -> set[int]:
     """Which memory the tensors of a result occupy."""
     tensors = [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
     return {t.untyped_storage()._cdata for t in tensors}
@@ -162,7 +163,7 @@ def _computes_in_low_precision(block: Any) -> bool:
     return has[0] and not has[1]
 
 
-def _converted(value: Any, table: dict[Any, Any]) -> Any:
+def _converted(value: Argument, table: dict[Any, Any]) -> Any:
     if isinstance(value, torch.fx.Node):
         return table[value]
     if isinstance(value, (list, tuple)):

@@ -21,8 +21,9 @@ from favour.files.checksum import check_archive, expect_checksum, seal_archive
 from favour.files.members import Members
 from favour.files.replacing import replaced
 from favour.files.tensors import read_values
-from favour.graph.capture import Graph, Node
+from favour.graph.node import Graph, Node
 from favour.graph.operations import operation, operation_name, without_memory_format
+from favour.graph.traits import Argument
 
 FORMAT = "favour-predictor"
 VERSION = 1
@@ -40,7 +41,7 @@ def write_content(file: BinaryIO, content: Mapping[str, Any]) -> None:
     seal_archive(file)
 
 
-def _dense(value: Any) -> Any:
+def _dense(value: Argument) -> Any:
     """Plain tensors that hold no number twice."""
     if isinstance(value, Mapping):
         return {key: _dense(item) for key, item in value.items()}
@@ -81,7 +82,7 @@ def read_content(file: BinaryIO, name: str) -> dict[str, Any]:
 def _structure(text: str) -> pytree.TreeSpec:
     """A tree structure from JSON. A defaultdict's would name a function to import, an enumeration's a module."""
 
-    def check(part: Any) -> None:
+    def check(part: Argument) -> None:
         if isinstance(part, dict):
             if "defaultdict" in str(part.get("type")):
                 raise CorruptFile("the file holds a defaultdict among the arguments or outputs, which is not allowed.")
@@ -95,7 +96,7 @@ def _structure(text: str) -> pytree.TreeSpec:
     return pytree.treespec_loads(text)
 
 
-def _names_enumeration(context: Any) -> bool:
+def _names_enumeration(context: Argument) -> bool:
     """Whether a node's context, JSON within JSON, holds an `__enum__` anywhere."""
     if isinstance(context, str):
         try:
@@ -108,7 +109,7 @@ def _names_enumeration(context: Any) -> bool:
     return isinstance(context, list) and any(map(_names_enumeration, context))
 
 
-def encode(value: Any, tensors: dict[str, Tensor]) -> Any:
+def encode(value: Argument, tensors: dict[str, Tensor]) -> Any:
     """A JSON-able form of an argument; tensors are put aside under a name."""
     if isinstance(value, Node):
         return {"node": value.name}
@@ -133,7 +134,7 @@ def encode(value: Any, tensors: dict[str, Tensor]) -> Any:
     raise UnsupportedOperation(f"an argument of type {type(value).__name__} cannot be written to a file.")
 
 
-def decode(value: Any, nodes: dict[str, Node], tensors: dict[str, Tensor]) -> Any:
+def decode(value: Argument, nodes: dict[str, Node], tensors: dict[str, Tensor]) -> Any:
     """The inverse of `encode`."""
     if isinstance(value, list):
         return [decode(v, nodes, tensors) for v in value]

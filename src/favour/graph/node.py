@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from favour.graph.traits import NONE, Draw, Traits, holds, traits_of
+from favour.graph.traits import NONE, Draw, Operation, Traits, holds, traits_of
 
 
 @dataclass(eq=False)
@@ -27,20 +27,27 @@ class Node:
         dtype: Of a tensor value, else None.
         module: Path of the module whose `forward` made the call.
         where: `file.py:line` in the user's code.
+        drawn: Of a call that a pass has made, the captured call whose draws it takes.
     """
 
     name: str
     kind: str
-    target: Any
+    target: Operation
     args: tuple = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     shape: tuple[int | str, ...] | None = None
     dtype: torch.dtype | None = None
     module: str = ""
     where: str = ""
+    drawn: str = ""
 
     def __repr__(self) -> str:
         return f"%{self.name}"
+
+    @property
+    def origin(self) -> str:
+        """The name of the captured call whose draws it takes: its own, where no pass has moved it."""
+        return self.drawn or self.name
 
     @property
     def place(self) -> str:
@@ -58,8 +65,8 @@ class Node:
         """What a call draws, as dropout does."""
         return self.traits.draws
 
-    def claims(self, trait: str) -> bool:
-        """Whether a trait that may depend on the further arguments holds of this call."""
+    def claims(self, trait: str) -> Any:
+        """A trait that may depend on the further arguments, of this call."""
         return holds(getattr(self.traits, trait), *self.args[1:], **self.kwargs)
 
     @property

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from favour.errors import CorruptFile, UnsupportedOperation
-from favour.rules.registry import RULES
+from favour.graph.traits import Argument, Operation, has_rule
 
 SIZE_OPERATORS = {
     f.__name__: f
@@ -101,7 +101,7 @@ _FILLED = {"empty.memory_format": "zeros.default", "empty_like.default": "zeros_
 _FILLED |= {"new_empty.default": "new_zeros.default"}
 
 
-def operation_name(target: Any) -> str:
+def operation_name(target: Operation) -> str:
     """How a file names an operation.
 
     Raises:
@@ -148,10 +148,10 @@ def without_memory_format(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in kwargs.items() if k != "memory_format"} if filled else kwargs
 
 
-def _admitted(target: Any) -> bool:
+def _admitted(target: Operation) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    if target in RULES:
+    if has_rule(target):
         return True
     packet = str(target).split(".")[1]
     return target.namespace == "aten" and packet in _PLAIN and functional(target)
@@ -164,7 +164,7 @@ def functional(target: torch._ops.OpOverload) -> bool:
     return not schema.is_mutable and not drawn and not any(a.is_out for a in schema.arguments)
 
 
-def _can_be_silent(schema: Any) -> bool:
+def _can_be_silent(schema: Argument) -> bool:
     """Whether an argument says that nothing is drawn; `favour.graph.node.draws_numbers` reads it."""
     return any(a.name in ("dropout", "dropout_p", "train", "training") for a in schema.arguments)
 
@@ -178,7 +178,7 @@ _PROGRAM = _names("""
 """)
 
 
-def program_operation(target: Any) -> None:
+def program_operation(target: Operation) -> None:
     """Raise `CorruptFile` unless a program that `favour.export` wrote may call this."""
     if _admitted(target) or target in _NUMBERS:
         return

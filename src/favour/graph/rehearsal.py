@@ -27,6 +27,7 @@ from favour.files.tensors import DTYPES
 from favour.graph.interpreter import arguments, interpret
 from favour.graph.node import Graph, Node, nodes_in, replace_nodes
 from favour.graph.sizes import size_of
+from favour.graph.traits import Argument
 
 aten = torch.ops.aten
 GIB = 2**30
@@ -163,7 +164,7 @@ class _Rehearsal:
             found.append(size)
         return tuple(found)
 
-    def _compare(self, node: Node, value: Any) -> None:
+    def _compare(self, node: Node, value: Argument) -> None:
         if (node.shape is not None) != isinstance(value, Tensor):
             raise CorruptFile(f"`{node.name}` is said to have the shape {node.shape}, and is a {type(value).__name__}")
         if not isinstance(value, Tensor):
@@ -176,7 +177,7 @@ class _Rehearsal:
             )
 
 
-def on_meta(value: Any) -> Any:
+def on_meta(value: Argument) -> Any:
     if isinstance(value, Tensor):
         return value if value.is_meta else value.to(META)
     if isinstance(value, torch.device):

@@ -21,13 +21,12 @@ from favour.graph.decisions import Decisions, check_skips, claim_layers, decidin
 from favour.graph.dynamic import Dynamic, free_sizes, input_names
 from favour.graph.example import without_caches
 from favour.graph.exported import from_exported
+from favour.graph.layers import check_recurrent, put_batch_first
 from favour.graph.node import Graph, Node
 from favour.graph.quietly import quietly
 from favour.graph.refusals import explain
 from favour.graph.silent import quiet
 from favour.graph.tracing import TRACING
-from favour.passes.normalise.multihead import put_batch_first
-from favour.passes.normalise.recurrent import check_recurrent
 
 
 def copied_structure(model: nn.Module) -> nn.Module:

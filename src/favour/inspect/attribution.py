@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _HEADER = ("source", "share", "standard deviation")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Attribution:
     """Variance by source.
 
@@ -82,7 +82,7 @@ class Attribution:
             for name, part in parts
         ]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = [list(_HEADER), *self.table()]
         first, second = (max(len(line[i]) for line in lines) for i in (0, 1))
         said = [f"{name:<{first}}  {share:>{second}}  {sigma}" for name, share, sigma in lines]

@@ -3,31 +3,38 @@
 `favour.inspect.agreement` says how errors are measured, with the samples' own error subtracted. Beside them
 
     ranking              Spearman's correlation over inputs of tr Σ with tr S
+
+What the linear part of the network is known to do at each draw is taken off (`favour.methods.control`): errors are told
+from none with far fewer draws, and are those of the belief whatever the linear part got wrong.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from favour.belief import Belief
 from favour.belief.covariance import flatten_event
+from favour.belief.pictures import GREY, array, axes
 from favour.errors import InvalidValue
-from favour.graph.capture import split_example
+from favour.graph.example import split_example
 from favour.inspect.agreement import OUTPUTS, Tally
 from favour.inspect.live import live_difference
 from favour.pages.notebook import card
+from favour.program.propagator import Propagator
+from favour.program.refine import controlled, slices
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from favour.predictor.predictor import Predictor
 
 # What counts as small: a mean off by .15 standard deviations, a covariance as good as that of some 200 samples.
 MEAN_ERROR, COVARIANCE_ERROR, RANKING = 0.15, 0.15, 0.9
@@ -53,7 +60,7 @@ class Worst:
         return f"{where}: {self.quantity} {self.predicted:.4g}, samples {self.sampled:.4g} (z = {self.z:+.1f})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Check:
     """What `favour.check` found. Print it, or read its fields.
 
@@ -70,6 +77,7 @@ class Check:
         sampling_error: Error of the covariance of n draws, as `covariance_error` is measured.
         covariance_bound: `covariance_error` and two standard errors of its square over inputs.
         ranking: Correlation over inputs of predicted and sampled total variance; None for fewer than five inputs.
+        worth: How many plain samples know the covariance as well, since what is linear was taken off these.
     """
 
     verdict: str
@@ -88,6 +96,7 @@ class Check:
     sampling_error: float
     covariance_bound: float
     ranking: float | None
+    worth: float = 0.0
 
     def worst(self, k: int = 5) -> list[Worst]:
         """The k largest |z|, of means and standard deviations together, largest first."""
@@ -117,12 +126,14 @@ class Check:
         error = self.covariance_bound if least else self.covariance_error
         return self.n * (self.sampling_error / error) ** 2 if error else math.inf, least
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         ranking = "" if self.ranking is None else f"; ranking of inputs by variance: correlation {self.ranking:.3f}"
+        linear = f" (worth {self.worth:,.0f}, what is linear taken off)" if self.worth > 1.5 * self.n else ""
         lines = [
             f"Verdict: {self.verdict}. {self.reason}",
-            f"Against {self.n} samples of {len(self.mean)} inputs: mean off by {self.mean_error:.3f} standard "
-            f"deviations, variances by {self.variance_error:.1%}, covariances by {self.covariance_error:.1%}{ranking}.",
+            f"Against {self.n} samples of {len(self.mean)} inputs{linear}: mean off by {self.mean_error:.3f} "
+            f"standard deviations, variances by {self.variance_error:.1%}, covariances by {self.covariance_error:.1%}"
+            f"{ranking}.",
             "Largest differences:",
             *(f"  {entry}" for entry in self.worst()),
         ]
@@ -140,21 +151,41 @@ class Check:
         return card(f"Verdict: {self.verdict}", [], rows, escape(note))
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Predicted against sampled standard deviations; see `favour.plots.check`."""
-        from favour.inspect import plots
+        """Predicted against sampled standard deviations of every output, with what n samples leave open.
 
-        return plots.check(self, ax)
+        Args:
+            ax: Axes to draw into; new ones by default.
+        """
+        ax = axes(ax, 4.8, 4.4)
+        sampled, predicted = (array(t).reshape(-1) for t in (self.sampled_stddev, self.stddev))
+        z = np.abs(array(torch.maximum(self.mean_z.abs(), self.variance_z.abs())).reshape(-1))
+        shown = (sampled > 0) & (predicted > 0)
+        if not shown.any():
+            raise InvalidValue("no output varies, neither in the belief nor in the samples; there is nothing to draw.")
+        points = ax.scatter(
+            sampled[shown], predicted[shown], c=z[shown], s=10, cmap="viridis", vmin=0, vmax=6, linewidths=0, zorder=3
+        )
+        low, high = (f(np.concatenate([sampled[shown], predicted[shown]])) for f in (np.min, np.max))
+        line = np.geomspace(low * 0.9, high * 1.1, 50)
+        slack = 2 / math.sqrt(2 * self.n)  # two standard errors of a Gaussian's standard deviation
+        ax.fill_between(line, line * (1 - slack), line * (1 + slack), color=GREY, alpha=0.25, linewidth=0)
+        ax.plot(line, line, color=GREY, linewidth=1, linestyle="--")
+        ax.set(xscale="log", yscale="log", xlabel=f"standard deviation of {self.n} samples", ylabel="predicted")
+        ax.set_title(f"Verdict: {self.verdict}", fontsize="medium", loc="left")
+        ax.figure.colorbar(points, ax=ax, label="larger |z| of mean and variance", extend="max")
+        return ax
 
 
 def check(
-    predict: Predictor, x: Any, n: int = 1000, generator: torch.Generator | None = None, output: int | None = None
+    predict: Propagator, x: Any, n: int = 1000, generator: torch.Generator | None = None, output: int | None = None
 ) -> Check:
     """Compare a predictor's belief with n fresh samples of its network.
 
     Args:
         predict: From `favour.compile`.
         x: Inputs as for `favour.compile`: a tensor, a tuple of arguments or a dict of keyword arguments.
-        n: Number of draws, at least 10. Errors below about √(2/n) of a variance are invisible.
+        n: Number of draws, at least 10. What the belief says of them is taken off, so that 100 know the covariance of
+            an MLP as well as 3,000 plain ones would; errors below about √(2/`worth`) of a variance are invisible.
         generator: Makes the draws reproducible.
         output: Which output to check, where the model has several (counted after flattening its structure).
 
@@ -179,20 +210,35 @@ def check(
         belief: Belief = leaves[place]
         if belief.batch_size == 0:
             raise InvalidValue("`x` is an empty batch; there is nothing to compare.")
-        outputs = max(1, belief.event_shape.numel())
-        rows = max(1, _HELD // (n * min(outputs, OUTPUTS)))
-        parts = []
-        for first in range(0, belief.batch_size, rows):
-            part = slice(first, first + rows)
-            some_args, some_kwargs = pytree.tree_map(lambda t, part=part: _rows(t, part, belief), (args, kwargs))
-            tally = Tally(belief[part])
-            together = max(1, _HELD // (outputs * tally.belief.batch_size))
-            while tally.n < n:
-                count = min(together, n - tally.n)
-                tally.add(_leaves(predict.sample(*some_args, n=count, generator=generator, **some_kwargs))[place])
-            parts.append(tally.statistics())
+        parts = list(_statistics(predict, belief, args, kwargs, n, generator, place))
     found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     return _judged(predict, belief, n, found, difference)
+
+
+def _statistics(
+    predict: Propagator, belief: Belief, args: tuple, kwargs: dict, n: int, generator: Any, place: int
+) -> Iterator[dict[str, Tensor]]:
+    """Of all rows, some at a time: with a control variate where there is one, else by plain samples."""
+    outputs = max(1, belief.event_shape.numel())
+    if isinstance(predict, Propagator) and outputs <= OUTPUTS:
+        program, first = predict.program, 0
+        for leaves in slices(program, program.inputs(args, kwargs), n, place):
+            found = controlled(program, leaves, n, generator, place)
+            tally = Tally(belief[first : first + found.draws.shape[1]])
+            tally.add(found.draws)
+            first += found.draws.shape[1]
+            yield tally.corrected(found.draws, found.line, found.known)
+        return
+    rows = max(1, _HELD // (n * min(outputs, OUTPUTS)))
+    for first in range(0, belief.batch_size, rows):
+        part = slice(first, first + rows)
+        some_args, some_kwargs = pytree.tree_map(lambda t, part=part: _rows(t, part, belief), (args, kwargs))
+        tally = Tally(belief[part])
+        together = max(1, _HELD // (outputs * tally.belief.batch_size))
+        while tally.n < n:
+            count = min(together, n - tally.n)
+            tally.add(_leaves(predict.sample(*some_args, n=count, generator=generator, **some_kwargs))[place])
+        yield tally.statistics()
 
 
 def _rows(t: Any, part: slice, belief: Belief) -> Any:
@@ -214,19 +260,20 @@ def _chosen(leaves: list[Any], output: int | None) -> int:
 
 
 def _judged(
-    predict: Predictor, belief: Belief, n: int, found: dict[str, Tensor], difference: str | None = None
+    predict: Propagator, belief: Belief, n: int, found: dict[str, Tensor], difference: str | None = None
 ) -> Check:
     variance = found["sampled_stddev"].square()
     live = variance > 0
-    excess = (found["mean_z"].square() - 1)[live] / n
+    excess = (found.pop("mean_gap") / torch.where(live, variance, 1))[live]
     mean_error = _root(excess.mean()) if len(excess) else 0.0
     relative = (found.pop("variance_gap") / variance.square())[live]
     variance_error = _root(relative.mean()) if len(relative) else 0.0
     size = found.pop("covariance_size")
-    noise = found.pop("covariance_noise")
+    noise, plain = found.pop("covariance_noise"), found.pop("plain_noise")
     divisor = torch.where(size > 0, size, 1)
     share = torch.where(size > 0, (found.pop("covariance_gap") - noise) / divisor, 0)
-    covariance_error, sampling_error = _root(share.mean()), _root((noise / divisor).mean())
+    covariance_error, sampling_error = _root(share.mean()), _root((plain / divisor).mean())
+    worth = n * float(plain.sum() / noise.sum()) if noise.sum() > 0 else float(n)
     doubt = share.std() / len(share) ** 0.5 if len(share) > 1 else noise.sum() / divisor.sum()
     totals = [flatten_event(found[name], 1).square().sum(-1) for name in ("stddev", "sampled_stddev")]
     ranking = _spearman(*totals) if len(share) >= 5 else None
@@ -277,6 +324,7 @@ def _judged(
         sampling_error=sampling_error,
         covariance_bound=_root(share.mean().clamp(min=0) + 2 * doubt),
         ranking=ranking,
+        worth=worth,
     )
 
 

@@ -10,14 +10,12 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from favour.graph.interpreter import interpret, noiseless
-
-if TYPE_CHECKING:
-    from favour.predictor.predictor import Predictor
+from favour.program.propagator import Propagator
 
 ROUNDS = 5
 ENOUGH = 0.25  # seconds, after which no further round begins
@@ -41,7 +39,7 @@ class Cost:
         return f"{self.forwards:.1f} measured here ({self.inputs} input{'s' * (self.inputs != 1)}, not compiled)"
 
 
-def measured(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], inputs: int) -> Cost:
+def measured(predict: Propagator, args: tuple, kwargs: Mapping[str, Any], inputs: int) -> Cost:
     """Time a prediction and a forward pass of its graph, by turns."""
     graph = predict.graph
     known = predict.program.points(predict.program.leaves(args, kwargs))

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from html import escape
-from typing import TYPE_CHECKING
 
+from favour.inspect.selfcheck import SelfCheck
 from favour.pages.notebook import card
-
-if TYPE_CHECKING:
-    from favour.predictor.predictor import Predictor
+from favour.program.propagator import Propagator
 
 NAMES = 6  # of sources of one kind, before "and n more"
 
 
-def noise_sources(predict: Predictor) -> dict[tuple[str, str], int]:
+def noise_sources(predict: Propagator) -> dict[tuple[str, str], int]:
     """The sources of noise that reach an output for plain inputs, and how many draws each makes.
 
     Dropout is named by its module, a posterior by its parameter. A parameter is one draw however often it is read; a
@@ -28,7 +26,7 @@ def noise_sources(predict: Predictor) -> dict[tuple[str, str], int]:
     return {**dropped, **{("posterior of", name): 1 for name in posterior.names if name in read}}
 
 
-def noise(predict: Predictor) -> str:
+def noise(predict: Propagator) -> str:
     """The same in words.
 
     >>> import torch, favour
@@ -48,28 +46,28 @@ def noise(predict: Predictor) -> str:
     return f"{total} source{'s' * (total != 1)} of noise: {'; '.join(parts)}"
 
 
-def method(predict: Predictor) -> str:
+def method(predict: Propagator, checked: SelfCheck) -> str:
     """The settings that were asked for, the method that is taken, and its cost."""
-    cost = predict.checked.cost
+    cost = checked.cost
     here = "" if cost is None else f", {cost}"
     predicted = predict.method.cost(predict.plain_plan)
     said = [*predict.asked.asked(), *predict.numerics.asked()]
     return ", ".join([*said, f"takes {predict.method.name}, predicted {predicted:.1f} forward passes{here}"])
 
 
-def described(predict: Predictor) -> str:
+def described(predict: Propagator, checked: SelfCheck) -> str:
     """One line each: method and cost, noise, check."""
-    lines = [method(predict), noise(predict)]
+    lines = [method(predict, checked), noise(predict)]
     if not predict.is_certain:
-        lines.append(str(predict.checked))
+        lines.append(str(checked))
     return "\n".join(lines)
 
 
-def html(predict: Predictor) -> str:
+def html(predict: Propagator, checked: SelfCheck) -> str:
     """The same for notebooks."""
-    rows = [["method", method(predict)], ["noise", noise(predict)]]
+    rows = [["method", method(predict, checked)], ["noise", noise(predict)]]
     if not predict.is_certain:
-        rows.append(["check", str(predict.checked)])
+        rows.append(["check", str(checked)])
     shapes = [n.shape for n in predict.graph.inputs if n is not None and n.shape]
     said = " and ".join("batch" + "".join(f" × {size}" for size in shape[1:]) for shape in shapes)
     return card("Predictor", [], rows, escape(f"Inputs: {said}. Call it like the model: predict(x)."))

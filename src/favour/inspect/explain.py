@@ -67,7 +67,7 @@ class Operation:
         return APPROXIMATED[self.exactness]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """Operation by operation, what was done; `print` shows it on one screen.
 
@@ -92,7 +92,7 @@ class Explanation:
                 found.setdefault(reason, []).append(operation.name)
         return {reason: tuple(names) for reason, names in found.items()}
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "\n".join([*self._head(), *_aligned(self._table()), *self._tail()])
 
     def _repr_html_(self) -> str:

@@ -9,25 +9,23 @@ because it does something else while training.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from favour.graph.apart import close, places
-from favour.graph.capture import copied_structure
 from favour.graph.example import without_caches
-
-if TYPE_CHECKING:
-    from favour.predictor.predictor import Predictor
+from favour.graph.taking import copied_structure
+from favour.program.propagator import Propagator
 
 # Relative to the largest output: other kernels and another order of sums may differ by so much.
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
 _COARSE = 5e-2
 
 
-def live_difference(predict: Predictor, args: tuple, kwargs: Mapping[str, Any]) -> str | None:
+def live_difference(predict: Propagator, args: tuple, kwargs: Mapping[str, Any]) -> str | None:
     """A sentence where the model's own output differs from the captured graph's; None where it does not.
 
     None also where there is nothing to compare with: no model (a loaded predictor), an inner output (`at`), or a model

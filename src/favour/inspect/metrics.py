@@ -37,10 +37,9 @@ import torch
 from torch import Tensor
 
 from favour.belief.covariance.checks import check_finite
-from favour.errors import InvalidType, InvalidValue, ShapeMismatch
+from favour.classify.targets import Array, checked_labels
+from favour.errors import InvalidValue, ShapeMismatch
 from favour.extras import require
-
-Array = Tensor | npt.NDArray  # a tensor or a numpy array
 
 
 def accuracy(probabilities: Array, labels: Array) -> float:
@@ -331,42 +330,3 @@ def _standardised(mean: Array, stddev: Array, y: Array) -> tuple[Tensor, Tensor]
             "observation noise: `belief.with_noise(variance)`."
         )
     return (target - mu) / sigma, sigma
-
-
-def checked_labels(probabilities: Array, labels: Array) -> tuple[Tensor, Tensor]:
-    """Probabilities as float64 and labels as int64 on one device, or an error that says what is wrong."""
-    p, y = torch.as_tensor(probabilities).detach(), torch.as_tensor(labels).detach()
-    if not p.is_floating_point():
-        raise InvalidType(f"`probabilities` has dtype {p.dtype}; a floating-point dtype is required.")
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise InvalidType(f"`labels` has dtype {y.dtype}; integer class indices are required.")
-    if p.ndim != 2 or p.numel() == 0:
-        raise ShapeMismatch(
-            f"`probabilities` has shape {tuple(p.shape)}; (N, C) with N ≥ 1 and C ≥ 1 is required. "
-            "Flatten other axes into the first."
-        )
-    if y.shape != p.shape[:1]:
-        raise ShapeMismatch(
-            f"`labels` has shape {tuple(y.shape)} and `probabilities` {tuple(p.shape)}; labels of shape "
-            f"({p.shape[0]},) are required. Pass class indices, not one-hot rows."
-        )
-    rounding = max(1e-4, 2 * torch.finfo(p.dtype).eps)  # a softmax in bfloat16 sums to one within 2⁻⁷
-    p, y = p.double(), y.to(p.device, torch.int64)
-    if not p.isfinite().all():
-        raise InvalidValue(
-            f"`probabilities` of shape {tuple(p.shape)} contains {int((~p.isfinite()).sum())} values "
-            "that are NaN or infinite. Look for them in the logits first."
-        )
-    sums = p.sum(1)
-    if p.min() < 0 or (sums - 1).abs().max() > rounding:
-        raise InvalidValue(
-            f"`probabilities` of shape {tuple(p.shape)} has a least entry of {p.min():.4g} and row sums from "
-            f"{sums.min():.4g} to {sums.max():.4g}; entries ≥ 0 and row sums of 1 are required. "
-            "Logits need a softmax first."
-        )
-    if y.min() < 0 or y.max() >= p.shape[1]:
-        raise InvalidValue(
-            f"`labels` runs from {int(y.min())} to {int(y.max())}, but `probabilities` of shape "
-            f"{tuple(p.shape)} has classes 0 to {p.shape[1] - 1}."
-        )
-    return p, y

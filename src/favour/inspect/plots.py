@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -24,30 +24,15 @@ import torch
 from torch import Tensor
 
 from favour.belief import Belief
-from favour.classify.predictive import interval, node_outputs
+from favour.belief.pictures import COLOURS, GREY, array, axes
+from favour.classify.predictive import node_outputs
 from favour.errors import InvalidValue, ShapeMismatch
 from favour.extras import require
 from favour.inspect import metrics
+from favour.inspect.check import Check
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from favour.inspect.check import Check
-
-# Distinguishable with any kind of colour vision, and in grey.
-COLOURS = ("#3b6ea5", "#d1662b", "#4f9d69", "#9467ad", "#8a6d3b")
-_GREY = "#777777"
-
-
-def _axes(ax: Axes | None, width: float = 4.8, height: float = 3.8) -> Axes:
-    if ax is None:
-        _, ax = require("matplotlib.pyplot", "plots").subplots(figsize=(width, height), layout="constrained")
-    ax.spines[["top", "right"]].set_visible(False)
-    return ax
-
-
-def _array(t: Any) -> npt.NDArray:
-    return torch.as_tensor(t).detach().cpu().double().numpy()
 
 
 def reliability(probabilities: metrics.Array, labels: metrics.Array, bins: int = 15, ax: Axes | None = None) -> Axes:
@@ -62,7 +47,7 @@ def reliability(probabilities: metrics.Array, labels: metrics.Array, bins: int =
         bins: Number of bins of equal width.
         ax: Axes to draw into.
     """
-    ax = _axes(ax, 4.4, 4.2)
+    ax = axes(ax, 4.4, 4.2)
     error = metrics.ece(probabilities, labels, bins)  # checks both
     p, y = torch.as_tensor(probabilities).detach().cpu().double(), torch.as_tensor(labels).detach().cpu()
     confidence, guess = p.max(1)
@@ -72,7 +57,7 @@ def reliability(probabilities: metrics.Array, labels: metrics.Array, bins: int =
     used = count > 0
     n, hit = count[used], right[used] / count[used]
     left = np.arange(bins)[used] / bins
-    ax.plot([0, 1], [0, 1], color=_GREY, linewidth=1, linestyle="--", zorder=3)
+    ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--", zorder=3)
     ax.bar(left, hit, 1 / bins, align="edge", color=COLOURS[0], alpha=0.75, edgecolor="white", linewidth=0.5)
     z2 = 1.96**2
     middle = (hit + z2 / (2 * n)) / (1 + z2 / n)
@@ -103,7 +88,7 @@ def simplex(
         draws: Points for each belief.
         ax: Axes to draw into.
     """
-    ax = _axes(ax, 5.0, 4.2)
+    ax = axes(ax, 5.0, 4.2)
     corners = np.array([[0, 0], [1, 0], [0.5, math.sqrt(3) / 2]])
     outline = np.concatenate([corners, corners[:1]])
     for part in np.arange(0.2, 1, 0.2):  # lines of equal probability of one class
@@ -124,64 +109,13 @@ def simplex(
                 f"{name!r} gives logits of shape {tuple(logits.shape)}; one input and three classes are required, a "
                 "belief with mean (1, 3) or draws (n, 3)."
             )
-        points = _array(logits.double().softmax(-1)) @ corners
+        points = array(logits.double().softmax(-1)) @ corners
         ax.scatter(points[:, 0], points[:, 1], s=7, color=colour, alpha=0.35, linewidths=0)
         x, y = points.mean(0)
         ax.scatter(x, y, s=60, label=name, color=colour, edgecolors="black", linewidths=0.8, marker="D", zorder=5)
     ax.set(xlim=(-0.12, 1.12), ylim=(-0.1, 0.95), aspect="equal")
     ax.set_axis_off()
     ax.legend(loc="upper right", frameon=False)
-    return ax
-
-
-def band(
-    x: metrics.Array,
-    belief: Belief,
-    noise: float | Tensor = 0.0,
-    data: tuple[metrics.Array, metrics.Array] | None = None,
-    truth: metrics.Array | None = None,
-    levels: Sequence[float] = (0.5, 0.95),
-    ax: Axes | None = None,
-) -> Axes:
-    """The prediction of a regression with one input: mean, intervals and, if given, data and truth.
-
-    Args:
-        x: (B,) or (B, 1); need not be sorted.
-        belief: Event () or (1,).
-        noise: Observation-noise variance; if any, the outer dotted lines include it.
-        data: Training inputs and targets.
-        truth: The noiseless function at x.
-        levels: Of the bands.
-        ax: Axes to draw into.
-    """
-    ax = _axes(ax, 6.4, 3.8)
-    at = _array(x).reshape(-1)
-    if tuple(belief.event_shape) not in ((), (1,)) or len(at) != belief.batch_size:
-        raise ShapeMismatch(
-            f"`x` has shape {np.shape(x)} and the belief mean {tuple(belief.mean.shape)}; one number per input is "
-            "required of both."
-        )
-    order = np.argsort(at)
-    at = at[order]
-
-    def line(t: Tensor) -> npt.NDArray:
-        return _array(t).reshape(-1)[order]
-
-    for level in sorted(levels, reverse=True):
-        low, high = belief.confidence_interval(level)
-        ax.fill_between(at, line(low), line(high), color=COLOURS[0], alpha=0.22, linewidth=0, label=f"{level:.0%}")
-    if isinstance(noise, Tensor) or noise > 0:
-        low, high = interval(belief, max(levels), noise)
-        ax.plot(at, line(low), color=COLOURS[0], linewidth=1, linestyle=":", label=f"{max(levels):.0%} with noise")
-        ax.plot(at, line(high), color=COLOURS[0], linewidth=1, linestyle=":")
-    if truth is not None:
-        ax.plot(at, _array(truth).reshape(-1)[order], color="black", linewidth=1, linestyle="--", label="truth")
-    ax.plot(at, line(belief.mean), color=COLOURS[0], linewidth=1.8, label="mean")
-    if data is not None:
-        seen, told = (_array(t).reshape(-1) for t in data)
-        ax.scatter(seen, told, s=9, color=COLOURS[1], linewidths=0, label="data", zorder=4)
-    ax.set(xlabel="x", ylabel="y", xlim=(at[0], at[-1]))
-    ax.legend(frameon=False, fontsize="small")
     return ax
 
 
@@ -195,8 +129,8 @@ def histogram(usual: metrics.Array, unusual: metrics.Array, bins: int = 40, ax: 
         bins: Number of bins.
         ax: Axes to draw into.
     """
-    ax = _axes(ax)
-    inside, outside = (_array(metrics.checked_vector(name, v)) for name, v in (("usual", usual), ("unusual", unusual)))
+    ax = axes(ax)
+    inside, outside = (array(metrics.checked_vector(name, v)) for name, v in (("usual", usual), ("unusual", unusual)))
     both = np.concatenate([inside, outside])
     wide = both.min() > 0 and both.max() > 100 * both.min()
     edges = (np.geomspace if wide else np.linspace)(both.min(), max(both.max(), both.min() + 1e-12), bins + 1)
@@ -227,11 +161,11 @@ def roc(scores: Mapping[str, tuple[metrics.Array, metrics.Array]], ax: Axes | No
         scores: Name to (scores of usual inputs, scores of unusual inputs).
         ax: Axes to draw into.
     """
-    ax = _axes(ax, 4.4, 4.2)
-    ax.plot([0, 1], [0, 1], color=_GREY, linewidth=1, linestyle="--")
+    ax = axes(ax, 4.4, 4.2)
+    ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--")
     curve = require("sklearn.metrics", "sklearn").roc_curve
     for (name, pair), colour in zip(scores.items(), COLOURS * (1 + len(scores) // len(COLOURS)), strict=False):
-        inside, outside = (_array(metrics.checked_vector(name, v)) for v in pair)
+        inside, outside = (array(metrics.checked_vector(name, v)) for v in pair)
         both, kinds = np.concatenate([inside, outside]), _kinds(inside, outside)
         false, true, _ = curve(kinds, both)
         ax.plot(false, true, color=colour, linewidth=1.6, label=f"{name}, {metrics.auroc(both, kinds):.3f}")
@@ -256,7 +190,7 @@ def risk_coverage(
         best: Also draw the order by the loss itself, which nothing can beat.
         ax: Axes to draw into.
     """
-    ax = _axes(ax)
+    ax = axes(ax)
     for (name, u), colour in zip(
         uncertainties.items(), COLOURS * (1 + len(uncertainties) // len(COLOURS)), strict=False
     ):
@@ -266,7 +200,7 @@ def risk_coverage(
     if best:
         covered, risk = metrics.risk_coverage(losses, losses)
         label = f"best possible, {metrics.aurc(losses, losses):.4f}"
-        ax.plot(covered, risk, color=_GREY, linewidth=1, linestyle="--", label=label)
+        ax.plot(covered, risk, color=GREY, linewidth=1, linestyle="--", label=label)
     ax.set(xlim=(0, 1), xlabel="coverage", ylabel="risk")
     ax.set_ylim(bottom=0)
     ax.legend(frameon=False, loc="upper left", title="area (AURC)", alignment="left")
@@ -274,67 +208,5 @@ def risk_coverage(
 
 
 def check(result: Check, ax: Axes | None = None) -> Axes:
-    """Predicted against sampled standard deviations of every output, with what n samples leave open.
-
-    Args:
-        result: From `favour.check`.
-        ax: Axes to draw into.
-    """
-    ax = _axes(ax, 4.8, 4.4)
-    sampled, predicted = (_array(t).reshape(-1) for t in (result.sampled_stddev, result.stddev))
-    z = np.abs(_array(torch.maximum(result.mean_z.abs(), result.variance_z.abs())).reshape(-1))
-    shown = (sampled > 0) & (predicted > 0)
-    if not shown.any():
-        raise InvalidValue("no output varies, neither in the belief nor in the samples; there is nothing to draw.")
-    points = ax.scatter(
-        sampled[shown], predicted[shown], c=z[shown], s=10, cmap="viridis", vmin=0, vmax=6, linewidths=0, zorder=3
-    )
-    low, high = (f(np.concatenate([sampled[shown], predicted[shown]])) for f in (np.min, np.max))
-    line = np.geomspace(low * 0.9, high * 1.1, 50)
-    slack = 2 / math.sqrt(2 * result.n)  # two standard errors of a Gaussian's standard deviation
-    ax.fill_between(line, line * (1 - slack), line * (1 + slack), color=_GREY, alpha=0.25, linewidth=0)
-    ax.plot(line, line, color=_GREY, linewidth=1, linestyle="--")
-    ax.set(xscale="log", yscale="log", xlabel=f"standard deviation of {result.n} samples", ylabel="predicted")
-    ax.set_title(f"Verdict: {result.verdict}", fontsize="medium", loc="left")
-    ax.figure.colorbar(points, ax=ax, label="larger |z| of mean and variance", extend="max")
-    return ax
-
-
-def belief(
-    found: Belief,
-    x: metrics.Array | None = None,
-    row: int = 0,
-    names: Sequence[str] | None = None,
-    ax: Axes | None = None,
-) -> Axes:
-    """A belief at a glance: mean and 95% interval of the network's output (not of observations).
-
-    Where an output is one number: a band over `x`, or, without it, an error bar for each input. Where it is several: a
-    bar for each output of one input.
-
-    Args:
-        found: The belief.
-        x: For one number per input, what to draw over, (B,) or (B, 1).
-        row: Which input, for several outputs.
-        names: Of the outputs.
-        ax: Axes to draw into.
-    """
-    one = found.event_shape.numel() == 1
-    if x is not None:
-        return band(x, found, levels=(0.95,), ax=ax)
-    shown = found if one else found[row]
-    mean, half = (_array(t).reshape(-1) for t in (shown.mean, 1.96 * shown.stddev))
-    names = [str(i) for i in range(len(mean))] if names is None else list(names)
-    if len(names) != len(mean):
-        raise ShapeMismatch(f"`names` has {len(names)} entries; there are {len(mean)} bars.")
-    ax = _axes(ax, min(12, 2 + 0.4 * len(mean)))
-    at = np.arange(len(mean))
-    if one:
-        ax.errorbar(at, mean, half, fmt="o", color=COLOURS[0], ecolor=COLOURS[0], capsize=3, markersize=4)
-    else:
-        ax.bar(at, mean, color=COLOURS[0], alpha=0.75)
-        ax.errorbar(at, mean, half, fmt="none", ecolor="black", elinewidth=1, capsize=3)
-    every = -(-len(at) // 25)  # so many names fit
-    ax.set_xticks(at[::every], names[::every])
-    ax.set(xlabel="input" if one else "output", ylabel="mean and 95% of the network's output")
-    return ax
+    """Predicted against sampled standard deviations of every output: `Check.plot`."""
+    return result.plot(ax)

@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,13 +24,11 @@ from torch.utils import _pytree as pytree
 
 from favour.belief import Belief
 from favour.errors import FavourError, NothingUncertain, UntrustedBelief
-from favour.graph.capture import split_example
+from favour.graph.example import split_example
 from favour.inspect.agreement import Tally
 from favour.inspect.cost import Cost, measured
 from favour.inspect.live import live_difference
-
-if TYPE_CHECKING:
-    from favour.predictor.predictor import Predictor
+from favour.program.propagator import Propagator
 
 DRAWS, FEWEST, CHUNK = 200, 60, 20
 INPUTS = 8
@@ -90,7 +88,7 @@ class SelfCheck:
         return f"{how} against {self.n} samples of {self.inputs} inputs: {self.figures()}"
 
 
-def self_check(predict: Predictor, inputs: Any, seconds: float, draws: int = DRAWS) -> SelfCheck:
+def self_check(predict: Propagator, inputs: Any, seconds: float, draws: int = DRAWS) -> SelfCheck:
     """Compare a predictor with samples of its network for about `seconds` at most; torch's own generator is untouched.
 
     Args:
@@ -159,12 +157,12 @@ def _random(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]
     return pytree.tree_map(some, (args, kwargs))
 
 
-def _certain(predict: Predictor, args: tuple, kwargs: dict[str, Any]) -> bool:
+def _certain(predict: Propagator, args: tuple, kwargs: dict[str, Any]) -> bool:
     """Whether no belief varies."""
     return not any(bool(t.variance.any()) for t in _leaves(predict(*args, **kwargs)) if isinstance(t, Belief))
 
 
-def _seconds_per_draw(predict: Predictor, args: tuple, kwargs: dict[str, Any], generator: torch.Generator) -> float:
+def _seconds_per_draw(predict: Propagator, args: tuple, kwargs: dict[str, Any], generator: torch.Generator) -> float:
     """Of one input, in chunks; a network whose chunk is dear is measured by a single draw."""
     trial = _Trial(predict, args, kwargs, generator)
     for n in (1, 1, CHUNK):
@@ -179,7 +177,7 @@ def _seconds_per_draw(predict: Predictor, args: tuple, kwargs: dict[str, Any], g
 class _Trial:
     """Beliefs and draws of some inputs, every output apart."""
 
-    def __init__(self, predict: Predictor, args: tuple, kwargs: dict[str, Any], generator: torch.Generator) -> None:
+    def __init__(self, predict: Propagator, args: tuple, kwargs: dict[str, Any], generator: torch.Generator) -> None:
         self.sample: Callable[[int], Any] = lambda n: predict.sample(*args, n=n, generator=generator, **kwargs)
         leaves = _leaves(predict(*args, **kwargs))
         # Compression keeps few correlations, and says so: there variances are what has to hold.
@@ -223,7 +221,7 @@ def _leaves(result: Any) -> list[Any]:
     return pytree.tree_leaves(result, is_leaf=lambda t: isinstance(t, Belief))
 
 
-def warn_of(predict: Predictor, found: SelfCheck, stacklevel: int) -> None:
+def warn_of(predict: Propagator, found: SelfCheck, stacklevel: int) -> None:
     """Say what was found, where it should not be trusted."""
     if found.still:
         looked = f"neither beliefs nor {found.n} samples vary" if found.n else "beliefs do not vary"
@@ -245,14 +243,15 @@ def warn_of(predict: Predictor, found: SelfCheck, stacklevel: int) -> None:
     )
 
 
-def _remedy(predict: Predictor, found: SelfCheck) -> str:
+def _remedy(predict: Propagator, found: SelfCheck) -> str:
     if found.problem:
         return "`favour.sample` draws from the captured graph."
     untried = predict.method.untried()
-    return f"Try {untried}." if untried else "Take samples: `favour.sample(model, x, n)`."
+    measured = " `favour.tune(model, x)` measures which."
+    return f"Try {untried}.{measured}" if untried else "Take samples: `favour.sample(model, x, n)`."
 
 
-def warn_of_silence(predict: Predictor, stacklevel: int) -> None:
+def warn_of_silence(predict: Propagator, stacklevel: int) -> None:
     """Say that nothing is uncertain, where no noise reaches an output."""
     known = predict.graph.dropout_modules
     has = (

@@ -1,4 +1,8 @@
-"""What the scikit-learn estimators share: parameters, training by gradient descent, and the predictor."""
+"""What the scikit-learn estimators share: parameters, training, and the predictor.
+
+"dropout"       Adam on the loss of thinned networks, at the rate that is given
+"propagation"   `favour.fit`: weights with a mean-field posterior, dropout rates and noise, through beliefs
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from favour.belief import Belief
+from favour.classify.simplex import sums_to_one
 from favour.errors import InvalidType, InvalidValue, MissingExtra
+from favour.learn.fit import fit
+from favour.learn.fitted import Fitted
 from favour.predictor.compilation import compile
 from favour.predictor.predictor import Predictor
 
@@ -27,6 +34,7 @@ except ModuleNotFoundError as error:
         f'favour.sklearn needs `{error.name}`, which is not installed: pip install "favour[sklearn]"'
     ) from error
 
+TRAINING = ("dropout", "propagation")
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "silu": nn.SiLU}
 ROWS = 4096  # predicted at a time
 FEW = 10  # held-out rows below which the noise is fitted on all rows
@@ -43,6 +51,7 @@ class Network(BaseEstimator):
         hidden: Sequence[int] = (64, 64),
         *,
         dropout: float = 0.1,
+        training: str = "dropout",
         activation: str = "relu",
         module: Callable[[int, int], nn.Module] | None = None,
         epochs: int = 300,
@@ -57,6 +66,7 @@ class Network(BaseEstimator):
     ) -> None:
         self.hidden = hidden
         self.dropout = dropout
+        self.training = training
         self.activation = activation
         self.module = module
         self.epochs = epochs
@@ -88,6 +98,8 @@ class Network(BaseEstimator):
             problems.append(f"`learning_rate` is {self.learning_rate!r}; it must be above 0")
         if self.activation not in ACTIVATIONS:
             problems.append(f"`activation` is {self.activation!r}; it must be one of {', '.join(ACTIVATIONS)}")
+        if self.training not in TRAINING:
+            problems.append(f"`training` is {self.training!r}; it must be one of {', '.join(TRAINING)}")
         if problems:
             raise InvalidValue("; ".join(problems) + ".")
 
@@ -108,21 +120,71 @@ class Network(BaseEstimator):
             inputs = int(size)
         return nn.Sequential(*layers, nn.Linear(inputs, outputs))
 
-    def _train(self, X: np.ndarray, y: np.ndarray, loss: Callable[[Tensor, Tensor], Tensor]) -> np.ndarray:
-        """Train on standardised inputs; returns the numbers of the rows held out."""
+    def _train(
+        self, X: np.ndarray, y: np.ndarray, loss: Callable[[Tensor, Tensor], Tensor], likelihood: str
+    ) -> tuple[np.ndarray, Fitted | None]:
+        """Train on standardised inputs; returns the numbers of the rows held out, and what `favour.fit` gave."""
         rng = check_random_state(self.random_state)
         rows = rng.permutation(len(X))
         held = round(self.validation_fraction * len(X)) if len(X) > 1 else 0
         validation, training = (rows[:held], rows[held:]) if held else (rows, rows)
+        seed = int(rng.randint(2**31 - 1))
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
-            torch.manual_seed(int(rng.randint(2**31 - 1)))
+            torch.manual_seed(seed)
             net = self._module().to(self.device, torch.float32)
             tensors = [torch.as_tensor(t, device=self.device) for t in (self._standardised(X).astype(np.float32), y)]
             tensors = [t.float() if t.is_floating_point() else t for t in tensors]
-            self._descend(net, tensors, training, validation, loss)
+            fitted = None
+            self.validation_losses_: list[float] = []
+            self.rates_: dict[str, np.ndarray] = {}
+            self.weight_variances_: dict[str, np.ndarray] = {}
+            if self.training == "propagation":
+                net, fitted = self._propagate(net, tensors, training, validation if held else None, likelihood, seed)
+            else:
+                self._descend(net, tensors, training, validation, loss)
         self.state_ = {name: t.detach().cpu().numpy() for name, t in net.state_dict().items()}
         _predictors.pop(self, None)
-        return validation if len(validation) >= FEW else rows
+        return validation if len(validation) >= FEW else rows, fitted
+
+    def _propagate(
+        self,
+        net: nn.Module,
+        tensors: list[Tensor],
+        training: np.ndarray,
+        validation: np.ndarray | None,
+        likelihood: str,
+        seed: int,
+    ) -> tuple[nn.Module, Fitted]:
+        """`favour.fit` on the rows for training; the best state on those held out is kept."""
+        x, y = tensors
+        net.eval()
+        with torch.no_grad():
+            if likelihood == "categorical" and sums_to_one(net(x[:2])):
+                raise InvalidValue('`module` ends in a softmax; for training="propagation" let it make logits.')
+        held = 0 if validation is None else (x[torch.as_tensor(validation)], y[torch.as_tensor(validation)])
+        rows = torch.as_tensor(training)
+        fitted = fit(
+            net,
+            (x[rows], y[rows]),
+            likelihood=likelihood,
+            epochs=self.epochs,
+            lr={"means": self.learning_rate},
+            validation=held,
+            batch_size=self.batch_size,
+            patience=self.patience,
+            seed=seed,
+            check=False,
+            progress=self.verbose,
+        )
+        model = fitted.model
+        assert model is not None
+        named = dict(model.named_parameters())
+        variances = fitted.posterior.variances(named)
+        self.weight_variances_ = {name: v.detach().cpu().numpy() for name, v in variances.items()}
+        self.rates_ = {path: p.cpu().numpy() for path, p in fitted.rates.items()}
+        self.validation_losses_ = [r.nll if r.held_nll is None else r.held_nll for r in fitted.history]
+        self.n_iter_ = len(fitted.history)
+        return model, fitted
 
     def _descend(
         self,
@@ -137,7 +199,7 @@ class Network(BaseEstimator):
         held, train = torch.as_tensor(validation), torch.as_tensor(training)
         optimiser = torch.optim.Adam(net.parameters(), self.learning_rate, weight_decay=self.weight_decay)
         best, since, state = np.inf, 0, None
-        self.validation_losses_: list[float] = []
+        self.validation_losses_ = []
         with _bar(self.verbose, type(self).__name__, self.epochs) as show:
             for epoch in range(self.epochs):
                 net.train()
@@ -183,8 +245,11 @@ class Network(BaseEstimator):
             with torch.random.fork_rng(devices=[]):  # its first weights are drawn, and then replaced
                 net = self._module()
             net.load_state_dict({name: torch.as_tensor(t) for name, t in self.state_.items()})
+            for path, p in self.rates_.items():
+                net.get_submodule(path).p = float(p)  # type: ignore[assignment]
+            variances = {name: torch.as_tensor(v).double() for name, v in self.weight_variances_.items()}
             example = torch.zeros(2, self.n_features_in_, dtype=torch.float64)
-            _predictors[self] = compile(net.double().eval(), example, method="adjoint")
+            _predictors[self] = compile(net.double().eval(), example, method="adjoint", posterior=variances or None)
         return _predictors[self]
 
     def _inputs(self, X: Any) -> Tensor:

@@ -6,9 +6,11 @@ Favour's beliefs: for an input x the network under dropout is N(μ(x), v(x)), an
     regression        y = f(x) + ε,  ε ~ N(0, σ²):   E[y] = μ(x),  Var[y] = v(x) + σ²
     classification    P(class) = E[softmax(z)],  z ~ N(μ(x), Σ(x)) the logits.
 
-σ² is fitted by maximum likelihood on the rows that early stopping held out (on all rows where those are fewer than
-ten), so `return_std=True` is the standard deviation of an *observation*; `noise_` holds σ². Inputs and targets are
-standardised. Training is in float32, prediction in float64 on the CPU.
+With `training="propagation"` no mask is drawn: `favour.fit` learns weights and their variances, dropout rates and σ²
+through the belief, which then counts the weights' uncertainty too. Otherwise σ² is fitted by maximum likelihood on the
+rows that early stopping held out (on all rows where those are fewer than ten). So `return_std=True` is the standard
+deviation of an *observation*; `noise_` holds σ². Inputs and targets are standardised. Training is in float32,
+prediction in float64 on the CPU.
 
 A fitted estimator is plain data (parameters as numpy arrays) and can be pickled, copied and cloned; the predictor is
 compiled when it is first needed.
@@ -46,12 +48,13 @@ class FavourRegressor(MultiOutputMixin, RegressorMixin, Network):
 
     Args:
         hidden: Sizes of the hidden layers.
-        dropout: Rate after each hidden layer.
+        dropout: Rate after each hidden layer; the one to begin with where rates are learned, and 0 for none.
+        training: `"dropout"`, on thinned networks, or `"propagation"`, variational inference through beliefs.
         activation: `"relu"`, `"tanh"`, `"gelu"` or `"silu"`.
         module: Instead of those three, a function (n_features, n_outputs) -> torch.nn.Module with dropout in it. It
             must be importable for the estimator to be pickled.
         epochs: At most this many passes over the data.
-        learning_rate, weight_decay, batch_size: Of Adam.
+        learning_rate, weight_decay, batch_size: Of Adam; with `"propagation"` the prior stands for a decay.
         validation_fraction: Share of the rows held out for early stopping and for the noise; with 0, all rows serve.
         patience: Epochs without a better validation loss before training stops.
         device: Where to train.
@@ -61,6 +64,7 @@ class FavourRegressor(MultiOutputMixin, RegressorMixin, Network):
     Attributes:
         noise_: Variance of the observation noise, (n_outputs,).
         state_: Parameters and buffers of the network by name, numpy arrays.
+        rates_, weight_variances_: What `"propagation"` learned besides, by module path and by parameter name.
         validation_losses_: By epoch.
         n_iter_: Epochs trained.
 
@@ -89,7 +93,10 @@ class FavourRegressor(MultiOutputMixin, RegressorMixin, Network):
         self.y_mean_, scale = targets.mean(0), targets.std(0)
         self.y_scale_ = np.where(scale > 0, scale, 1.0)
         standard = (targets - self.y_mean_) / self.y_scale_
-        held = self._train(X, standard, nn.functional.mse_loss)
+        held, fitted = self._train(X, standard, nn.functional.mse_loss, "gaussian")
+        if fitted is not None and fitted.noise_variance is not None:
+            self.noise_ = fitted.noise_variance.cpu().numpy().astype(np.float64) * self.y_scale_**2
+            return self
         mean, variance = self._moments(torch.from_numpy(self._standardised(X[held])))
         noise = [_noise((standard[held] - mean)[:, i] ** 2, variance[:, i]) for i in range(self.n_network_outputs_)]
         self.noise_ = np.array(noise) * self.y_scale_**2
@@ -153,13 +160,14 @@ class FavourClassifier(ClassifierMixin, Network):
     """Classification by a dropout network, with probabilities that take its uncertainty into account.
 
     Args:
-        hidden, dropout, activation, module: As in `FavourRegressor`; `module` makes logits, or ends in a softmax.
+        hidden, dropout, training, activation, module: As in `FavourRegressor`; `module` makes logits, or, trained by
+            dropout, ends in a softmax.
         epochs, learning_rate, weight_decay, batch_size, validation_fraction, patience: As there.
         device, random_state, verbose: As there.
 
     Attributes:
         classes_: The labels.
-        state_, validation_losses_, n_iter_: As in `FavourRegressor`.
+        state_, rates_, weight_variances_, validation_losses_, n_iter_: As in `FavourRegressor`.
 
     Example:
         >>> X = np.random.default_rng(0).normal(size=(200, 2))
@@ -184,7 +192,7 @@ class FavourClassifier(ClassifierMixin, Network):
             raise InvalidValue(f"`y` holds one class only ({self.classes_[0]!r}); a classifier needs at least two.")
         self.n_network_outputs_ = len(self.classes_)
         self._fit_scale(X)
-        self._train(X, labels.astype(np.int64), _classes_loss)
+        self._train(X, labels.astype(np.int64), _classes_loss, "categorical")
         if ending_of(self.predictor).link == "sigmoid":
             raise InvalidValue(
                 "`module` ends in a sigmoid, whose outputs are no probabilities of exclusive classes; let it make "

@@ -14,8 +14,11 @@ from typing import Any
 
 from torch import Tensor
 
+from favour.errors import InsufficientMemory
+from favour.graph.tracing import traced
 from favour.methods.cost import sweep_and_columns, uncertain_sizes
 from favour.methods.forward import Representation, Sweep, beliefs, forward, pushed_blocks
+from favour.methods.memory import free_memory
 from favour.methods.method import Bound, Method, register
 from favour.passes.plan.steps import Plan, Step
 from favour.surrogate import DiagonalNoise, Surrogate, diagonal_columns
@@ -50,9 +53,10 @@ class Explicit(Representation):
         self.count = 0
 
     def absorb(self, surrogate: Surrogate, step: Step, sweep: Sweep) -> Value:
-        for x, G in surrogate.maps:
-            if not G.one_per_column or len(surrogate.maps) > 1:
-                self._expand(x)
+        mixed = [x for x, G in surrogate.maps if not G.one_per_column or len(surrogate.maps) > 1]
+        check_room(surrogate, mixed, step)
+        for x in mixed:
+            self._expand(x)
         blocks = pushed_blocks(surrogate, surrogate.maps)
         diag: Tensor | None = None
         for x, G in surrogate.maps:
@@ -86,3 +90,34 @@ class Explicit(Representation):
 
 def _plus(total: Tensor | None, part: Tensor) -> Tensor:
     return part if total is None else total + part
+
+
+def check_room(surrogate: Surrogate, mixed: list[Value], step: Step) -> None:
+    """Raise before columns are made that memory has no room for: a system out of memory ends the process.
+
+    Args:
+        surrogate: What is about to be taken in.
+        mixed: Arguments whose diagonals become columns.
+        step: Where.
+    """
+    if traced():
+        return
+    known = {id(x): x for x, _ in surrogate.maps}.values()
+    before = {id(x): 0 if x.factor is None else x.factor.shape[0] for x in known}
+    before |= {id(x): before[id(x)] + entries_of(x.mean) for x in mixed if x.diag is not None}
+    dense = [noise for noise in surrogate.noises if noise.key is not None or not isinstance(noise, DiagonalNoise)]
+    count = sum(before.values()) + len(dense) * entries_of(surrogate.mean)
+    numbers = count * surrogate.mean.numel() + sum(before[id(x)] * x.mean.numel() for x in known)
+    needed, free = 2 * numbers * surrogate.mean.element_size(), free_memory(surrogate.mean.device)
+    if needed > free:
+        raise InsufficientMemory(
+            f"method='full' would hold {count:,} columns of {entries_of(surrogate.mean):,} entries at "
+            f"`{step.node.target}` at {step.node.place}: for {len(surrogate.mean)} inputs {needed / 2**30:.2f} GiB, "
+            f"where {free / 2**30:.2f} are free. method='adjoint' has the same covariance without columns; fewer "
+            "inputs at a time take less (`memory=` in bytes does that)."
+        )
+
+
+def entries_of(mean: Tensor) -> int:
+    """How many numbers a tensor has for each input."""
+    return mean[:1].numel()

@@ -18,8 +18,10 @@ groups, two groups at a time, so that every entry of the covariance is met.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -71,3 +73,20 @@ def measure(method: Method, plan: Plan, itemsize: int, rows: int, run: Callable[
     with torch.no_grad(), Peak() as peak:
         run()
     plan.correction = dict(plan.sizes), peak.most / (rows * itemsize * method.memory(plan))
+
+
+def free_memory(device: str | torch.device = "cpu") -> int:
+    """Bytes that can still be taken."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = 2**32
+    if os.path.exists("/proc/meminfo"):
+        with open("/proc/meminfo") as file:
+            free = next((int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable")), free)
+    group = Path("/sys/fs/cgroup")
+    try:  # of a container
+        limit, used = ((group / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+        free = free if limit == "max" else min(free, int(limit) - int(used))
+    except OSError:
+        pass
+    return max(free, 0)

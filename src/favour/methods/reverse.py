@@ -33,6 +33,7 @@ little.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,6 +57,7 @@ def reverse(
     secant: bool = False,
     pairs: Pairs | None = None,
     last: bool = False,
+    met: dict[int, Any] | None = None,
 ) -> dict[str, Tensor]:
     """Covariance of the outputs in the given directions, by source.
 
@@ -69,6 +71,7 @@ def reverse(
         secant: Take secants of skewed noises, not tangents.
         pairs: Joint effects of two draws on one activation.
         last: Take the tape apart on the way: what is behind the sweep goes while covectors meet larger layers.
+        met: Told what arrives at values, by their `id`: covectors and curvatures, each (k, batch, *event) or None.
 
     Returns:
         Source label to (batch, k, k). Their sum is the covariance.
@@ -94,6 +97,7 @@ def reverse(
             continue
         variance = carried.pop(id(entry.value), None)
         c = bends.pop(id(entry.value), None)
+        _tell(met, entry.value, g, c, batch)
         noises = entry.surrogate.noises
         if pairs is not None:
             found = pairs.at(entry, g)
@@ -134,6 +138,7 @@ def reverse(
         if g is None:
             continue
         g = _whole(g, batch)
+        _tell(met, seen, g, None, batch)
         left = carried.pop(id(seen), None)
         if left is not None:
             add("noise", weighted_gram(g, left))
@@ -184,6 +189,11 @@ def _backwards(tape: list[Entry], last: bool) -> Iterator[Entry]:
         yield from reversed(tape)
     while last and tape:
         yield tape.pop()
+
+
+def _tell(met: dict[int, Any] | None, value: Value, g: Tensor, c: Tensor | None, batch: int) -> None:
+    if met is not None and id(value) in met:
+        met[id(value)] = _whole(g, batch), None if c is None else _whole(c, batch)
 
 
 def _add(waiting: dict[int, Tensor], x: Value, part: Tensor | None) -> None:

@@ -16,7 +16,7 @@ of the rounded rate, so that means are exact.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,6 +147,7 @@ class Sampler:
         posterior: Posterior,
         generator: torch.Generator | None = None,
         memory: int | None = None,
+        seen: Callable[[dict[str, Tensor]], None] | None = None,
     ) -> list[Any]:
         """Draw n times.
 
@@ -156,6 +157,7 @@ class Sampler:
             posterior: Where parameters with a posterior are drawn from.
             generator: Source of randomness; torch's global one by default.
             memory: Budget in bytes for the activations of one chunk.
+            seen: Called with what each chunk drew, (count, …) by the node's name: masks, parameters and inputs.
 
         Returns:
             One entry per output of the graph, tensors of shape (n, *output shape).
@@ -174,6 +176,9 @@ class Sampler:
             masks = [self._mask(node, values, sizes, count, random) for node in self.dropouts]
             leaves = self._weights(values, count, posterior, random.generator)
             leaves += [_drawn_input(values[node], count, random) for node in self.inputs]
+            if seen is not None:
+                drawn = [*zip(self.dropouts, masks, strict=True), *zip(self.leaves, leaves, strict=True)]
+                seen({node.name: tensor for node, tensor in drawn})
             pieces.append(self._run(values, masks, leaves, count))
         return [self._joined([piece[i] for piece in pieces], n, values, o) for i, o in enumerate(self.graph.outputs)]
 

@@ -1,4 +1,4 @@
-"""Pages of one file: no script, nothing fetched, light and dark, and readable on paper.
+"""Pages of one file: nothing fetched, no script but the sorting of tables, light and dark, and readable on paper.
 
 page        the whole, from sections of markup
 table, figure, reading …    the markup of a section

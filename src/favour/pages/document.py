@@ -1,4 +1,5 @@
-"""A whole page: one HTML file that needs nothing else; its content security policy allows no request at all."""
+"""A whole page: one HTML file that needs nothing else; its content security policy allows no request at all, and no
+script but the one that sorts tables."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ from pathlib import Path
 
 from favour.files.replacing import replaced
 from favour.pages.markup import paragraph
+from favour.pages.script import DIGEST, SORT
 from favour.pages.style import PAGE, PALETTE
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+POLICY = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src '{DIGEST}'"
 
 
 def page(title: str, lead: str, sections: Sequence[tuple[str, str, str]], footer: str = "", style: str = "") -> str:
@@ -49,6 +51,7 @@ def page(title: str, lead: str, sections: Sequence[tuple[str, str, str]], footer
 {body}</main>
 <footer>{footer}</footer>
 </div>
+<script>{SORT}</script>
 </body>
 </html>
 """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Iterator, Sequence
+from html import escape, unescape
 
 DASH = "–"
 
@@ -125,18 +125,63 @@ def head(titles: Sequence[str | tuple[str, int]], left: Sequence[str] = ()) -> s
 
 
 def table(name: str, caption: str, header: str, body: Sequence[str]) -> str:
-    """A table that scrolls in its own box; `header` and `body` are rows of markup."""
+    """A table in a box of its own, with a header that stays and sorts; `header` and `body` are rows of markup.
+
+    Cells carry their column's title, so that a narrow screen can show every row as a list of titles and values.
+    """
     label = escape(caption, quote=True)
+    header, body, columns = _labelled(header, body)
+    kind = ' class="many"' if columns > 5 else ""
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table id="{name}">'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table id="{name}"{kind}>'
         f"<caption><span>{escape(caption)}</span></caption><thead>{header}</thead><tbody>{''.join(body)}</tbody></table></div>"
     )
 
 
-def figure(name: str, panels: Sequence[str], caption: str, legend: str = "", wide: bool = False) -> str:
-    """A figure of one or several panels (SVG), which flow into as many columns as there is room for."""
+_CELL = re.compile(r"<(t[hd])((?: [^<>]*)?)>([^<]*)")
+
+
+def _labelled(header: str, body: Sequence[str]) -> tuple[str, list[str], int]:
+    """Header and rows with the title of each cell's column, and the number of columns."""
+    titles: dict[int, list[str]] = {}
+    tops = [line for line in header.split("</tr>") if line]
+    for _, column, across, match in _placed(tops):
+        for c in range(column, column + across):
+            titles.setdefault(c, []).extend([unescape(match[3])] if match[3] else [])
+    labels = {column: escape(": ".join(words), quote=True) for column, words in titles.items() if words}
+
+    def titled(lines: Sequence[str]) -> list[str]:
+        given = list(lines)
+        for i, column, across, match in reversed(list(_placed(lines))):
+            if across == 1 and column in labels:
+                at = match.end(2)
+                given[i] = given[i][:at] + f' data-label="{labels[column]}"' + given[i][at:]
+        return given
+
+    return "".join(f"{line}</tr>" for line in titled(tops)), titled(body), max(titles, default=0) + 1
+
+
+def _placed(rows: Sequence[str]) -> Iterator[tuple[int, int, int, re.Match[str]]]:
+    """Row, column, width and markup of every cell, beside the cells above it that span rows."""
+    free: dict[int, int] = {}  # by column, the first row below what stands there
+    for i, line in enumerate(rows):
+        column = 0
+        for match in _CELL.finditer(line):
+            while free.get(column, 0) > i:
+                column += 1
+            spans = {kind: int(n) for kind, n in re.findall(r'(colspan|rowspan)="(\d+)"', match[2])}
+            across = spans.get("colspan", 1)
+            free |= dict.fromkeys(range(column, column + across), i + spans.get("rowspan", 1))
+            yield i, column, across, match
+            column += across
+
+
+def figure(name: str, panels: Sequence[str], caption: str, legend: str = "", wide: bool = False, says: str = "") -> str:
+    """A figure of one or several panels (SVG), which flow into as many columns as there is room for; `says` is its
+    reading in one line."""
     return (
-        f'<figure id="{name}">{legend}<div class="panels{" wide" if wide else ""}">{"".join(panels)}</div>'
+        f'<figure id="{name}">{paragraph(says, "says") if says else ""}{legend}'
+        f'<div class="panels{" wide" if wide else ""}">{"".join(panels)}</div>'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
 

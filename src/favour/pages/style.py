@@ -80,19 +80,22 @@ nav li{margin:0}
 .card .big{font-size:1.6rem;font-weight:650;line-height:1.25;margin:.15rem 0;letter-spacing:-.01em}
 .card p{margin:.15rem 0;font-size:.9rem}
 .good{color:var(--good)}.bad{color:var(--bad)}.muted{color:var(--soft)}
-.scroll{container-type:inline-size;overflow-x:auto;margin:1rem 0;border:1px solid var(--rule);border-radius:8px;
- -webkit-overflow-scrolling:touch}
+.scroll{container-type:inline-size;overflow:auto;max-height:88vh;margin:1rem 0;border:1px solid var(--rule);
+ border-radius:8px}
 .scroll:focus-visible{outline:2px solid var(--link)}
 table{border-collapse:collapse;width:100%;font-size:.86rem;line-height:1.4;font-variant-numeric:tabular-nums}
 caption{text-align:left;color:var(--soft);padding:0}
 caption span{display:block;position:sticky;left:0;padding:.6rem .8rem;max-width:100cqw}
 th,td{padding:.32rem .7rem;text-align:right;white-space:nowrap;vertical-align:top}
+thead{position:sticky;top:0;z-index:2;background:var(--page)}
+thead th[aria-sort]{cursor:pointer}thead th[aria-sort]:is(:hover,:focus-visible){color:var(--link)}
+th[aria-sort=ascending]::after{content:" ↑"}th[aria-sort=descending]::after{content:" ↓"}
 thead th{font-weight:600;color:var(--soft);border-bottom:1px solid var(--rule);vertical-align:bottom;white-space:normal;
  min-width:4rem}
 thead th[colspan]{text-align:center}
 th:first-child,td:first-child,thead th.left,.left{text-align:left}
 tbody tr+tr>*{border-top:1px solid color-mix(in srgb,var(--rule) 55%,transparent)}
-tbody th{font-weight:500}
+tbody th{font-weight:500;white-space:normal}
 tbody th[scope^=row]:first-child{position:sticky;left:0;z-index:1;background:var(--page)}
 tr.ours>th:first-child{background:color-mix(in srgb,var(--adjoint) 9%,var(--page))!important}
 small{font-size:.85em;color:var(--soft)}
@@ -103,7 +106,7 @@ tr.group>th span{position:sticky;left:.7rem;display:inline-block;white-space:nor
 tr.ours>*{background:color-mix(in srgb,var(--adjoint) 9%,transparent)}
 tr.first>*{border-top:1px solid var(--rule)!important}
 td b{font-weight:700}
-figure{margin:1.4rem 0}
+figure{margin:1.4rem 0}.says{font-weight:600}
 figcaption{color:var(--soft);font-size:.9rem;max-width:48rem;margin-top:.4rem}
 .panels{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,18.5rem),1fr));gap:.6rem 1rem}
 .panels.wide{grid-template-columns:minmax(0,46rem)}
@@ -112,7 +115,18 @@ details{margin:1rem 0}
 summary{cursor:pointer;color:var(--link);font-size:.95rem}
 footer{margin-top:4rem;color:var(--soft);font-size:.85rem;border-top:1px solid var(--rule);padding-top:1rem}
 @media (max-width:40rem){
+ .scroll{max-height:none}
  tbody th[scope^=row]:first-child{white-space:normal;min-width:8.5rem;max-width:9rem}
+}
+@container (max-width:38rem){
+ table:not(.many) :is(th,td){white-space:normal;min-width:0;padding:.3rem .35rem;font-size:.8rem;hyphens:auto}
+ table:not(.many) tbody th[scope^=row]:first-child{min-width:5.5rem;max-width:9rem}
+ .many td{white-space:normal}.many,.many :is(tbody,tr,caption){display:block}.many thead{display:none}
+ .many tr{padding:.3rem .8rem}.many tr+tr{border-top:1px solid var(--rule)}
+ .many tr>*{display:block;border:0!important;padding:.1rem 0;text-align:left;min-width:0!important;
+  max-width:none!important}
+ .many td[data-label]{display:flex;justify-content:space-between;gap:1rem;text-align:right}
+ .many td[data-label]::before{content:attr(data-label);color:var(--soft);text-align:left;flex:none;max-width:55%}
 }
 @media (min-width:72rem){
  .shell{display:grid;grid-template-columns:12.5rem minmax(0,1fr);column-gap:2.5rem}
@@ -127,7 +141,7 @@ footer{margin-top:4rem;color:var(--soft);font-size:.85rem;border-top:1px solid v
  h2{break-after:avoid}h3{break-after:avoid}
  figure,.card,.reading,tr{break-inside:avoid}
  thead{display:table-header-group}
- .scroll{container-type:normal;overflow:visible;border:0}
+ .scroll{container-type:normal;overflow:visible;max-height:none;border:0}
  tbody th[scope^=row]:first-child{position:static}caption span{max-width:none}
  table{font-size:7pt}th,td{padding:.15rem .3rem;min-width:0!important}
  :is(th,td).left,tbody th,tr.group>th span{white-space:normal;max-width:none}

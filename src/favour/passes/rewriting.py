@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from favour.graph.node import Graph, Node, replace_nodes
+from favour.graph.traits import Argument, Operation
 
 Shape = tuple[int | str, ...]
 
@@ -18,7 +18,9 @@ class Builder:
         self.dtype = like.dtype
         self.nodes: list[Node] = []
 
-    def call(self, target: Any, *args: Any, shape: Shape | None, dtype: Any = None, **kwargs: Any) -> Node:
+    def call(
+        self, target: Operation, *args: Argument, shape: Shape | None, dtype: Argument = None, **kwargs: Argument
+    ) -> Node:
         like = self.like
         name = f"{like.name}_{len(self.nodes)}"
         dtype = dtype or (None if shape is None else self.dtype)

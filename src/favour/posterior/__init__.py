@@ -1,7 +1,6 @@
 """Gaussian distributions over a model's parameters."""
 
-from favour.surrogate.gaussian import Gaussian
-from favour.surrogate.image import Image
+from favour.surrogate.gaussian import Gaussian, Image
 
 from .factored import Kronecker, Rotated
 from .gaussians import Diagonal, Full, Rows

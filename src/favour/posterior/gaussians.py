@@ -29,8 +29,7 @@ from torch import Tensor
 
 from favour.errors import ShapeMismatch
 from favour.surrogate.checks import require_finite, require_floating, require_psd, require_variance
-from favour.surrogate.gaussian import Blocks, Gaussian, Keep, psd_root, standard_normal
-from favour.surrogate.image import Image
+from favour.surrogate.gaussian import Blocks, Gaussian, Image, Keep, psd_root, standard_normal
 from favour.surrogate.linear_map import partners
 from favour.surrogate.moments import Moments
 from favour.surrogate.noise import DenseNoise, DiagonalNoise, Noise
@@ -285,10 +284,6 @@ class Full(Gaussian):
         if x.diag is not None:
             matrix = matrix + torch.einsum("mini,bi->bmn", covariances, x.diag)
         return [DenseNoise(matrix, None, label)]
-
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        z = standard_normal((n, self.matrix.shape[0]), self.matrix, generator)
-        return (z @ psd_root(self.matrix).mT).reshape(n, *self.shape)
 
     def covariance(self) -> Tensor:
         return self.matrix

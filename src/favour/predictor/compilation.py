@@ -12,19 +12,20 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from favour.errors import ReducedCovariance
-from favour.graph.capture import capture, split_example
 from favour.graph.dynamic import Dynamic
+from favour.graph.example import split_example
 from favour.graph.node import Node
 from favour.inspect.selfcheck import self_check, warn_of, warn_of_silence
 from favour.methods import DPLR, Adjoint, Auto, Linearised, Method, Numerics
 from favour.methods.cost import output_entries
 from favour.methods.keywords import method_of
+from favour.passes.capture import capture
 from favour.passes.plan.steps import configure, truncate
 from favour.posterior import Posterior
-from favour.predictor.following import Origin
 from favour.predictor.predictor import Predictor
-from favour.predictor.program import Program
-from favour.predictor.tensors import matched, named_tensors
+from favour.program.following import Origin
+from favour.program.program import Program
+from favour.program.tensors import matched, named_tensors
 from favour.progress import Progress
 
 

@@ -11,15 +11,17 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from favour.errors import InvalidType
-from favour.graph.capture import Graph, capture, split_example
+from favour.graph.example import split_example
+from favour.graph.node import Graph
 from favour.methods import Auto, Numerics
 from favour.methods.sampling import check_count
+from favour.passes.capture import capture
 from favour.passes.plan.steps import configure
 from favour.posterior import Posterior
-from favour.predictor.following import Structure
 from favour.predictor.predictor import Predictor
-from favour.predictor.program import Program
-from favour.predictor.tensors import named_tensors
+from favour.program.following import Structure
+from favour.program.program import Program
+from favour.program.tensors import named_tensors
 
 # Capturing takes a second or so; the weak reference lets the model go.
 _captured: weakref.WeakKeyDictionary[nn.Module, tuple[Structure, Any, dict[Any, Graph]]] = weakref.WeakKeyDictionary()

@@ -1,180 +1,54 @@
-"""The `Predictor`: a network that answers with beliefs. It is the face of a `Program`, which does the work."""
+"""The `Predictor`: a network that answers with beliefs, and what people ask of one.
+
+`favour.program` does the work; class scores are `favour.classify`'s, explanations `favour.inspect`'s.
+"""
 
 from __future__ import annotations
 
-import copy
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from favour.belief import intervals
-from favour.belief.joint import Joint
 from favour.classify import classes
+from favour.classify.calibration import Calibrated, with_noise
 from favour.classify.head import find_head, remember_call
-from favour.errors import computing
-from favour.graph.node import Graph, Node
-from favour.graph.tracing import traced
+from favour.errors import PickledPredictor
 from favour.inspect import describe
 from favour.inspect.attribution import Attribution
 from favour.inspect.explain import Explanation, explanation, stand_in
 from favour.inspect.selfcheck import SelfCheck
-from favour.methods import Adjoint, Method, Numerics
+from favour.methods import Adjoint
 from favour.methods.adjoint import ReverseSweep
-from favour.passes.plan.steps import Plan
-from favour.posterior import Posterior
-from favour.predictor import across
-from favour.predictor.arguments import accepts_arrays
-from favour.predictor.program import Program
+from favour.predictor.streaming import stream
+from favour.program import saving
+from favour.program.arguments import accepts_arrays
+from favour.program.program import Program
+from favour.program.propagator import Propagator
 
-if TYPE_CHECKING:
-    from favour.classify.calibration import Calibrated
-
-__all__ = ["Predictor"]
+__all__ = ["Predictor", "from_bytes", "load", "to_bytes"]
 
 
-class Predictor(nn.Module):
+class Predictor(Propagator):
     """Predicts beliefs. Made by `favour.compile` or `favour.load`."""
 
     def __init__(self, program: Program) -> None:
-        super().__init__()
-        self.program = program
-        self.store = program.store  # here too, so that torch finds the tensors
-        self.file: str | None = None  # that it was loaded from
+        super().__init__(program)
         self.checked = SelfCheck()  # against samples, when it was compiled
+        self.tuned: Any = None  # what `favour.tune` measured, if it made this
 
-    def extra_repr(self) -> str:
+    def __repr__(self) -> str:
         """The method and its cost, the sources of noise, and what the check at compile time found."""
-        return describe.described(self)
+        said = describe.described(self, self.checked).replace("\n", "\n  ")
+        return f"{type(self).__name__}(\n  {said}\n)"
 
     def _repr_html_(self) -> str:
-        return describe.html(self)
-
-    @property
-    def graph(self) -> Graph:
-        """The network as captured, dropout overrides applied."""
-        return self.program.graph
-
-    @property
-    def numerics(self) -> Numerics:
-        """How any method computes here."""
-        return self.program.numerics
-
-    @property
-    def asked(self) -> Method:
-        """The method asked for."""
-        return self.program.asked
-
-    @property
-    def method(self) -> Method:
-        """The method that answers plain inputs: the one asked for, or what `auto` chose."""
-        return self.program.plan()[1]
-
-    @property
-    def plain_plan(self) -> Plan:
-        """The steps for inputs that are no beliefs."""
-        return self.program.plan()[0]
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether no noise reaches an output for plain inputs."""
-        plan = self.plain_plan
-        return not any(isinstance(o, Node) and o in plan.uncertain for o in plan.outputs)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the predictor's tensors are; the CPU if it has none."""
-        return next((t.device for _, t in self.store.named_tensors()), torch.device("cpu"))
-
-    def posterior(self) -> Posterior:
-        """The posterior in force: the one given, and what the model's own Bayesian layers say now."""
-        return self.program.posterior()
-
-    def follow(self) -> None:
-        """Take over what changed in the model since the last call; every eager prediction begins with this.
-
-        Raises:
-            InvalidValue: A parameter holds NaN or infinity.
-            StalePredictor: Rates, modules or hooks were changed, and with them what the model computes.
-        """
-        self.program.follow()
-
-    def refresh(self) -> None:
-        """Take over the model as it is now, whatever was changed and however.
-
-        Everything derived from weights is forgotten and the model is captured again, which takes as long as
-        `favour.compile`. Needed after changes of rates, modules or hooks, which a predictor refuses to predict with;
-        after changes that no attribute of a module shows, such as a global; and after writes through `.data` or a numpy
-        view to a few entries of a large tensor, which are not always noticed. A predictor inside `torch.compile` reads
-        tensors in place, and needs this after `load_state_dict(assign=True)` too.
-        """
-        self.program.refresh()
-        self.prepare()
-
-    def prepare(self) -> None:
-        """Make what is made once, for plain inputs: `torch.compile`, the next caller maybe, cannot."""
-        self.program.plan()
-        find_head(self)
-        if classes.ending_of(self).logits is not None:
-            classes.classifier(self)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Predictor:
-        """`.to` and friends."""
-        if self.program.move(fn):
-            self.prepare()
-        return self
-
-    @accepts_arrays
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Predict; the arguments are the model's, and any tensor among them may be a `Belief`."""
-        if self.file is None or traced():
-            return self._answer(args, kwargs)
-        with computing(self.file):
-            return self._answer(args, kwargs)
-
-    def _answer(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        beliefs = self.program.run(self.program.inputs(args, kwargs))
-        if len(beliefs) == 1:
-            remember_call(self, args, kwargs, beliefs[0])
-        return pytree.tree_unflatten(beliefs, self.graph.out_spec)
-
-    @accepts_arrays
-    def joint_outputs(self, *args: Any, **kwargs: Any) -> Joint:
-        """One belief over all outputs of the model, with the covariance between them.
-
-        Returns:
-            A `Joint`: joint draws, densities and cross-covariances, in the structure of the model's output. Its
-            marginals are what calling the predictor gives (with `dplr`, up to what compression leaves out).
-            `directions` do not apply.
-        """
-        return across.joint_outputs(self.program, args, kwargs)
-
-    @accepts_arrays
-    def joint(self, *args: Any, group: int | None = None, masks: str = "shared", **kwargs: Any) -> Any:
-        """One belief over the outputs at all inputs, which meet the same network (see `favour.predictor.across`).
-
-        Args:
-            args, kwargs: The model's.
-            group: Every `group` consecutive inputs belong together; all inputs by default.
-            masks: `"shared"`, one dropout mask for all inputs: one thinned network, a draw of a function. Or
-                `"independent"`, a mask for each input as in MC dropout; only weights then correlate inputs.
-
-        Returns:
-            For each output a `Belief` with events (group, *output), one for each group, by a reverse sweep whatever
-            the method. Its marginals are those of a call with method `"adjoint"` and rank 0. `directions` and
-            `memory` do not apply; time and memory grow with the square of the group.
-
-        Example:
-            >>> import favour
-            >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
-            >>> joint = favour.compile(model, torch.randn(4, 3)).joint(torch.randn(5, 3))
-            >>> joint.mean.shape, joint.covariance_matrix.shape
-            (torch.Size([1, 5, 2]), torch.Size([1, 10, 10]))
-        """
-        return across.joint(self.program, args, kwargs, group, masks)
+        return describe.html(self, self.checked)
 
     @accepts_arrays
     def logits(self, *args: Any, **kwargs: Any) -> Any:
@@ -217,6 +91,18 @@ class Predictor(nn.Module):
         self.follow()
         return classes.probabilities(self, args, kwargs, kind, estimator, draws)
 
+    def answered(self, args: tuple, kwargs: dict[str, Any], beliefs: list[Any]) -> None:
+        """What a belief is asked later may want its call."""
+        if len(beliefs) == 1:
+            remember_call(self, args, kwargs, beliefs[0])
+
+    def prepare(self) -> None:
+        """Make what is made once, for plain inputs: `torch.compile`, the next caller maybe, cannot."""
+        super().prepare()
+        find_head(self)
+        if classes.ending_of(self).logits is not None:
+            classes.classifier(self)
+
     def with_noise(self, variance: float | Tensor) -> Calibrated:
         """A predictor of observations: beliefs gain this variance, and `interval` answers.
 
@@ -231,7 +117,7 @@ class Predictor(nn.Module):
             >>> low.shape
             torch.Size([50, 1])
         """
-        return intervals.with_noise(self, variance)
+        return with_noise(self, variance)
 
     def interval(self, *args: Any, level: float | None = None, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Refused: the spread of a network is not the error of its prediction (see `favour.belief.intervals`).
@@ -362,15 +248,7 @@ class Predictor(nn.Module):
             >>> [tuple(found["stddev"].shape) for found in predict.stream(loader, results=["mean", "stddev"])]
             [(4, 2), (1, 2)]
         """
-        from favour.predictor.streaming import stream
-
         return stream(self, loader, device, results, inputs, compiled, prefetch, progress)
-
-    @accepts_arrays
-    def sample(self, *args: Any, n: int, generator: torch.Generator | None = None, **kwargs: Any) -> Any:
-        """Draw n outputs of the network itself (not of the belief), (n, batch, *event)."""
-        drawn = self.program.sample(self.program.inputs(args, kwargs), n, generator)
-        return pytree.tree_unflatten(drawn, self.graph.out_spec)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the whole predictor: graph, tensors, posterior and settings. No code is pickled; see `favour.load`.
@@ -378,21 +256,46 @@ class Predictor(nn.Module):
         The file carries a checksum, and takes the place of an earlier one in one step, also where several processes
         save to one path.
         """
-        from favour.saving import save
-
-        save(self, path)
+        saving.write(self.program, path)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """For pickle, `torch.save` and other processes: the bytes of a saved file, without the model and its code."""
-        from favour.saving import pickled
+        if protocol == 2:  # torch.save's own, which pickle itself has not used since Python 3.0
+            warnings.warn(
+                "torch.save writes a pickle, which `torch.load` refuses by default and which can hold code; "
+                "`predict.save(path)` and `favour.load(path)` keep the whole predictor without.",
+                PickledPredictor,
+                stacklevel=4,
+            )
+        rest = {"checked": self.checked, "training": self.training}
+        return from_bytes, (to_bytes(self), str(self.device)), rest
 
-        return pickled(self, protocol)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Predictor:
-        """A predictor of a copy of the model: the copy that belongs to it, where both are copied together."""
-        for spec in (self.graph.in_spec, self.graph.out_spec):
-            memo[id(spec)] = spec  # never changed, and torch's copy of one warns
-        twin = self.__class__.__new__(self.__class__)
-        memo[id(self)] = twin
-        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        return twin
+def load(path: str | os.PathLike[str]) -> Predictor:
+    """Read a predictor that `Predictor.save` wrote. Executes no code from the file.
+
+    Raises:
+        CorruptFile: Not such a file, damaged, or from a newer version.
+
+    Warns:
+        UncheckedFile: The file was written by an earlier version, without a checksum.
+    """
+    return _loaded(saving.read(path), os.fspath(path))
+
+
+def to_bytes(predict: Predictor) -> bytes:
+    """What `Predictor.save` writes."""
+    return saving.to_bytes(predict.program)
+
+
+def from_bytes(content: bytes, device: str = "cpu") -> Predictor:
+    """The predictor whose `to_bytes` was `content`. Named in pickles of predictors."""
+    return _loaded(saving.from_bytes(content), "the pickled predictor").to(device)
+
+
+def _loaded(program: Program, name: str) -> Predictor:
+    with saving.reading(name):
+        predict = Predictor(program)
+        predict.file = name
+        predict.prepare()
+    return predict

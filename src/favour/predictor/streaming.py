@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,10 +25,8 @@ from torch.utils import _pytree as pytree
 
 from favour.belief import Belief
 from favour.errors import FavourError, InvalidType, InvalidValue
+from favour.program.propagator import Propagator
 from favour.progress import Bar
-
-if TYPE_CHECKING:
-    from favour.predictor.predictor import Predictor
 
 Results = Sequence[str] | Mapping[str, Callable[[Any], Any]]
 NAMES = ("mean", "variance", "stddev", "covariance_matrix", "probabilities", "batch")
@@ -51,7 +49,7 @@ class _Item:
 
 
 def stream(
-    predict: Predictor,
+    predict: Propagator,
     loader: Any,
     device: str | torch.device | None,
     results: Results | None,
@@ -77,7 +75,7 @@ def stream(
 
 
 def _stream(
-    predict: Predictor,
+    predict: Propagator,
     loader: Iterable[Any],
     device: torch.device,
     chosen: Results | None,
@@ -131,7 +129,7 @@ def _chosen(results: Results | None) -> Results | None:
     return names
 
 
-def _results(predict: Predictor, call: Callable[..., Any], item: _Item, chosen: Results | None) -> Any:
+def _results(predict: Any, call: Callable[..., Any], item: _Item, chosen: Results | None) -> Any:
     if chosen is None:
         return call(*item.args, **item.kwargs)
     if isinstance(chosen, Mapping):
@@ -155,7 +153,7 @@ def _results(predict: Predictor, call: Callable[..., Any], item: _Item, chosen: 
     return made
 
 
-def arguments(predict: Predictor, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments(predict: Propagator, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The model's arguments in a batch: what comes behind them in a tuple, such as labels, is left.
 
     A tensor is the one argument. Of a tuple or list the first entries are taken, as many as the model has positional
@@ -272,7 +270,7 @@ class _Feed:
 
     def __init__(
         self,
-        predict: Predictor,
+        predict: Propagator,
         loader: Iterable[Any],
         inputs: Callable[[Any], Any] | None,
         lane: _Lane,
@@ -368,12 +366,12 @@ def _named(number: int) -> Iterator[None]:
 # ----------------------------------------------------------------------------------------------------------- device
 
 
-def _device(predict: Predictor) -> torch.device:
+def _device(predict: Propagator) -> torch.device:
     tensors = (*predict.store.parameters(), *predict.store.buffers())
     return next((t.device for t in tensors), torch.device("cpu"))
 
 
-def _copied(predict: Predictor, device: torch.device) -> Predictor:
+def _copied(predict: Propagator, device: torch.device) -> Propagator:
     """A predictor of the same with tensors of its own on another device; the given one stays where it is."""
     twin = type(predict)(predict.program.clone(device=device))
     twin.prepare()

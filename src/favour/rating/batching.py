@@ -8,7 +8,6 @@ memory shared by all processes of the machine, up to `LARGEST` rows: more gain n
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,26 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from favour.methods.memory import free_memory
+
 LARGEST = 1024
 SHARE = 0.25
 _STATUS = Path("/proc/self/status")
-
-
-def free_memory(device: str = "cpu") -> int:
-    """Bytes that can still be taken."""
-    if device.startswith("cuda"):
-        return torch.cuda.mem_get_info(device)[0]
-    free = 2**32
-    if os.path.exists("/proc/meminfo"):
-        with open("/proc/meminfo") as file:
-            free = next((int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable")), free)
-    group = Path("/sys/fs/cgroup")
-    try:  # of a container
-        limit, used = ((group / f"memory.{name}").read_text().strip() for name in ("max", "current"))
-        free = free if limit == "max" else min(free, int(limit) - int(used))
-    except OSError:
-        pass
-    return max(free, 0)
 
 
 def fitting_batch(

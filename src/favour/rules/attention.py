@@ -36,14 +36,14 @@ Entries at −∞ (masked) have probability 0.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.graph.traits import Traits
+from favour.graph.traits import Argument, Link, Traits
 from favour.rules.registry import rule
+from favour.scalar import intervals
 from favour.surrogate import DiagonalNoise, LinearMap, Surrogate, compose, scaling, weighted_sum
 from favour.surrogate.jacobian import DiagonalPlusLowRank
 from favour.surrogate.value import Context, Value
@@ -116,9 +116,9 @@ def _second_order(p: Tensor, v: Tensor, axis: int) -> Tensor:
     aten._safe_softmax.default,
     exactness="linearised",
     family="attention",
-    traits=ALONG,
+    traits=ALONG.merged(Traits(link=Link(joint=True), bounds=intervals.UNIT)),
 )
-def softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, dtype: Any = None) -> Surrogate:
+def softmax(ctx: Context, x: Value, dim: int, half_to_float: Argument = None, *, dtype: Argument = None) -> Surrogate:
     axis = _axis(ctx, x, dim)
     if dtype is not None and dtype != x.mean.dtype:
         raise UnsupportedOperation(
@@ -152,8 +152,16 @@ def softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, dtyp
     return Surrogate(m, [(x, G)], [DiagonalNoise(noise, label)])
 
 
-@rule(aten.log_softmax.int, aten._log_softmax.default, exactness="linearised", family="attention", traits=ALONG)
-def log_softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, dtype: Any = None) -> Surrogate:
+@rule(
+    aten.log_softmax.int,
+    aten._log_softmax.default,
+    exactness="linearised",
+    family="attention",
+    traits=ALONG.merged(Traits(link=Link(joint=True, log=True), bounds=(-math.inf, 0.0))),
+)
+def log_softmax(
+    ctx: Context, x: Value, dim: int, half_to_float: Argument = None, *, dtype: Argument = None
+) -> Surrogate:
     axis = _axis(ctx, x, dim)
     if dtype is not None and dtype != x.mean.dtype:
         raise UnsupportedOperation(
@@ -167,8 +175,8 @@ def log_softmax(ctx: Context, x: Value, dim: int, half_to_float: Any = None, *, 
     return Surrogate(mean, [(x, G)])
 
 
-@rule(aten.logsumexp.default, exactness="linearised", family="attention")
-def logsumexp(ctx: Context, x: Value, dim: Any, keepdim: bool = False) -> Surrogate:
+@rule(aten.logsumexp.default, exactness="linearised", family="attention", traits=Traits(reduces=True))
+def logsumexp(ctx: Context, x: Value, dim: Argument, keepdim: bool = False) -> Surrogate:
     dims = [dim] if isinstance(dim, int) else list(dim)
     if len(dims) != 1:
         raise UnsupportedOperation(

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from favour.graph.traits import Draw, Traits
+from favour.graph.traits import Argument, Draw, Traits
 from favour.rules.dropout import second_moment_noise, zero_or_larger
 from favour.rules.registry import rule
 from favour.surrogate import DiagonalNoise, ImageNoise, Noise, Surrogate, identity, products, scaling
@@ -41,7 +41,7 @@ aten = torch.ops.aten
 SATURATION = -1.7580993408473766
 
 
-def _channel_noise(points: Tensor, p: Any, label: str) -> ImageNoise:
+def _channel_noise(points: Tensor, p: Argument, label: str) -> ImageNoise:
     """n_c = Σ_k a_kc z_kc for points a of shape (K, batch, channels, *space): the mean, then factor columns.
 
     z of the mean is D itself, of two values, with the cumulants (p − q)/√(pq) and (1 − 6pq)/pq; those of the columns
@@ -66,7 +66,9 @@ def _channel_noise(points: Tensor, p: Any, label: str) -> ImageNoise:
     return ImageNoise(image, latent, label, drawn_cumulants=told, between=between, drawn=True)
 
 
-def _channel_surrogate(ctx: Context, x: Any, p: Any, mean: Tensor, centre: Tensor, gain: Any, scale: Any) -> Surrogate:
+def _channel_surrogate(
+    ctx: Context, x: Argument, p: Argument, mean: Tensor, centre: Tensor, gain: Argument, scale: Argument
+) -> Surrogate:
     """m = mean, G = gain, N = scale·(c cᵀ + Σ) within each channel.
 
     What is known of the covariance within channels, gain²Σ_cc + N_c, goes with the value: entries of a channel fall
@@ -93,7 +95,7 @@ def _channel_surrogate(ctx: Context, x: Any, p: Any, mean: Tensor, centre: Tenso
     return Surrogate(mean, maps, noises, carried=[Fallen(weighted, within)])
 
 
-def alpha_scale(p: Any) -> Any:
+def alpha_scale(p: Argument) -> Any:
     """a = (q(1 + pα′²))^(−1/2)."""
     return ((1 - p) * (1 + p * SATURATION**2)) ** -0.5
 
@@ -102,14 +104,14 @@ CHANNELS = Draw(channels=True, falls=True, outcomes=zero_or_larger)
 
 
 @rule(aten.feature_dropout.default, exactness="exact", family="dropout", traits=Traits(draws=CHANNELS))
-def feature_dropout(ctx: Context, x: Any, p: Any, train: bool) -> Surrogate:
+def feature_dropout(ctx: Context, x: Argument, p: Argument, train: bool) -> Surrogate:
     p = p if train else 0.0
     mean = mean_of(x)
     CHANNELS.check_shape(p, mean.shape, ctx.place)
     return _channel_surrogate(ctx, x, p, mean, mean, 1.0, p / (1 - p))
 
 
-def _saturated(x: Tensor, mask: Tensor, p: Any) -> Tensor:
+def _saturated(x: Tensor, mask: Tensor, p: Argument) -> Tensor:
     """Alpha dropout of x with a scaled mask, 0 or 1/q."""
     a = alpha_scale(p)
     return a * torch.where(mask > 0, x, SATURATION) - a * p * SATURATION
@@ -131,7 +133,7 @@ ALPHA, ALPHA_CHANNELS = (
     family="dropout",
     traits=Traits(draws=ALPHA, elementwise=True, row_wise=True),
 )
-def alpha_dropout(ctx: Context, x: Any, p: Any, train: bool) -> Surrogate:
+def alpha_dropout(ctx: Context, x: Argument, p: Argument, train: bool) -> Surrogate:
     p = p if train else 0.0
     mean = mean_of(x)
     q, a = 1 - p, alpha_scale(p)
@@ -140,7 +142,7 @@ def alpha_dropout(ctx: Context, x: Any, p: Any, train: bool) -> Surrogate:
 
 
 @rule(aten.feature_alpha_dropout.default, exactness="exact", family="dropout", traits=Traits(draws=ALPHA_CHANNELS))
-def feature_alpha_dropout(ctx: Context, x: Any, p: Any, train: bool) -> Surrogate:
+def feature_alpha_dropout(ctx: Context, x: Argument, p: Argument, train: bool) -> Surrogate:
     p = p if train else 0.0
     mean = mean_of(x)
     ALPHA_CHANNELS.check_shape(p, mean.shape, ctx.place)

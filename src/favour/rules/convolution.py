@@ -35,6 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.graph.traits import Argument, Operation, Traits
 from favour.posterior import Gaussian
 from favour.rules.kernel_channels import Convolved, Draws
 from favour.rules.linear import kept
@@ -57,7 +58,7 @@ aten = torch.ops.aten
 Sizes = int | Sequence[int]
 
 
-def convolved(ctx: Context, x: Any, kernel: Any, bias: Any, geometry: Geometry) -> Surrogate:
+def convolved(ctx: Context, x: Argument, kernel: Argument, bias: Argument, geometry: Geometry) -> Surrogate:
     """The surrogate of K ∗ x + b."""
     if isinstance(kernel, Value) or isinstance(bias, Value):
         raise UnsupportedOperation(f"a convolution at {ctx.place} computes its kernel from uncertain values.")
@@ -86,14 +87,16 @@ def _per_axis(value: Sizes, axes: int) -> tuple[int, ...]:
     return given * axes if len(given) == 1 else given
 
 
-def _plain(kernel: Any, stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1) -> Geometry:
+def _plain(kernel: Argument, stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1) -> Geometry:
     n = mean_of(kernel).ndim - 2
     zero = (0,) * n
     strides, paddings, dilations = (_per_axis(v, n) for v in (stride, padding, dilation))
     return Geometry(strides, paddings, dilations, groups, False, zero, zero)
 
 
-def _named(kernel: Any, stride: Sizes = 1, padding: str = "valid", dilation: Sizes = 1, groups: int = 1) -> Geometry:
+def _named(
+    kernel: Argument, stride: Sizes = 1, padding: str = "valid", dilation: Sizes = 1, groups: int = 1
+) -> Geometry:
     """`"same"` adds dilation·(window − 1) zeros, half of them in front, an odd one behind; `"valid"` adds none."""
     window = mean_of(kernel).shape[2:]
     total = [d * (k - 1) for d, k in zip(_per_axis(dilation, len(window)), window, strict=True)]
@@ -103,7 +106,7 @@ def _named(kernel: Any, stride: Sizes = 1, padding: str = "valid", dilation: Siz
 
 
 def _turned(
-    kernel: Any,
+    kernel: Argument,
     stride: Sizes = 1,
     padding: Sizes = 0,
     output_padding: Sizes = 0,
@@ -115,7 +118,7 @@ def _turned(
 
 
 def _either(
-    kernel: Any,
+    kernel: Argument,
     stride: Sizes,
     padding: Sizes,
     dilation: Sizes,
@@ -128,11 +131,13 @@ def _either(
     return _plain(kernel, stride, padding, dilation, groups)
 
 
-def _register(geometry: Callable[..., Geometry], *overloads: Any) -> Callable[..., Surrogate]:
+def _register(geometry: Callable[..., Geometry], *overloads: Operation) -> Callable[..., Surrogate]:
     """The rule of overloads (x, kernel, bias, arguments of `geometry`)."""
 
-    @rule(*overloads, exactness="exact", family="convolution", weights=True)
-    def convolution(ctx: Context, x: Any, kernel: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Surrogate:
+    @rule(*overloads, exactness="exact", family="convolution", weights=True, traits=Traits(weights=(1, 2)))
+    def convolution(
+        ctx: Context, x: Argument, kernel: Argument, bias: Argument = None, *args: Argument, **kwargs: Argument
+    ) -> Surrogate:
         return convolved(ctx, x, kernel, bias, geometry(kernel, *args, **kwargs))
 
     return convolution
@@ -145,7 +150,7 @@ _register(_either, aten.convolution.default)
 
 
 def _kernel_noises(
-    ctx: Context, x: Any, weight: Weight, bias: Any, y: Tensor, geometry: Geometry, draws: Draws
+    ctx: Context, x: Argument, weight: Weight, bias: Argument, y: Tensor, geometry: Geometry, draws: Draws
 ) -> list[Noise]:
     """The draws of a kernel: in its own space for the mean and the factor columns, diagonal for λ."""
     gaussian = weight.gaussian
@@ -265,7 +270,9 @@ def _bias_noise(ctx: Context, bias: Weight, y: Tensor, draws: Draws) -> Noise:
     return noise
 
 
-def _latent_noises(x: Any, kernel: Any, bias: Any, y: Tensor, geometry: Geometry, draws: Draws) -> list[Noise]:
+def _latent_noises(
+    x: Argument, kernel: Argument, bias: Argument, y: Tensor, geometry: Geometry, draws: Draws
+) -> list[Noise]:
     """Low-rank draws shared by every layer: columns Pₖ ∗ μ + pₖ under one key (see `rules.linear`)."""
     parts: list[Tensor] = []
     noises: list[Noise] = []

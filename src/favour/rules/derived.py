@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.graph.traits import Argument
 from favour.posterior import Diagonal, Gaussian, Image
 from favour.posterior.gaussians import Rooted
 from favour.surrogate import DiagonalNoise, LinearMap, Noise, Surrogate
@@ -50,7 +51,7 @@ def derived_weight(
     values: dict[int, Value] = {}
     weights: dict[int, Weight] = {}
 
-    def value(a: Any) -> Any:
+    def value(a: Argument) -> Any:
         if not isinstance(a, Weight):
             return a
         if id(a) not in values:

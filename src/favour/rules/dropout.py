@@ -15,12 +15,10 @@ p is a number, or a tensor that broadcasts to the input (a rate per neuron).
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from favour.graph.traits import Draw, Traits
+from favour.graph.traits import Argument, Draw, Traits
 from favour.rules.registry import rule
 from favour.surrogate import DiagonalNoise, Surrogate, identity, partners
 from favour.surrogate.value import Context, Value, mean_of
@@ -51,7 +49,7 @@ def _dropout_fake(x: Tensor, p: Tensor, live: bool) -> Tensor:
     return torch.empty_like(x)
 
 
-def second_moment_noise(x: Any, centre: Tensor, scale: Any, label: str) -> DiagonalNoise:
+def second_moment_noise(x: Argument, centre: Tensor, scale: Argument, label: str) -> DiagonalNoise:
     """scale·diag(c² + v); between inputs that meet one mask, scale·(c_a ∘ c_b + C_ab)."""
     second = centre.square() + x.variance if isinstance(x, Value) else centre.square()
 
@@ -62,7 +60,7 @@ def second_moment_noise(x: Any, centre: Tensor, scale: Any, label: str) -> Diago
     return DiagonalNoise((second * scale).expand(centre.shape), label, between=between)
 
 
-def dropped(x: Any, p: Any, label: str) -> Surrogate:
+def dropped(x: Argument, p: Argument, label: str) -> Surrogate:
     """Element-wise dropout with rate p."""
     mean = mean_of(x)
     noise = second_moment_noise(x, mean, p / (1 - p), label)
@@ -72,7 +70,7 @@ def dropped(x: Any, p: Any, label: str) -> Surrogate:
     return Surrogate(mean, [(x, identity())] if isinstance(x, Value) else [], [noise])
 
 
-def _cumulants(x: Any, p: Any) -> tuple[Tensor, Tensor]:
+def _cumulants(x: Argument, p: Argument) -> tuple[Tensor, Tensor]:
     """κ₃ and κ₄ of x(D − 1)."""
     mean, variance = mean_of(x), x.variance if isinstance(x, Value) else 0.0
     square, r, s = mean.square(), p / (1 - p), 1 / (1 - p)
@@ -81,7 +79,7 @@ def _cumulants(x: Any, p: Any) -> tuple[Tensor, Tensor]:
     return third, r * (s * s - 3 * s + 3) * fourth - 3 * (r * (square + variance)).square()
 
 
-def _cube_over_square(x: Any) -> Tensor:
+def _cube_over_square(x: Argument) -> Tensor:
     """E[x³]/E[x²]; 0 where x is."""
     if not isinstance(x, Value):
         return x
@@ -102,5 +100,5 @@ def zero_or_larger(p: float) -> tuple[float, float, float]:
     family="dropout",
     traits=Traits(draws=Draw(falls=True, outcomes=zero_or_larger), elementwise=True, row_wise=True),
 )
-def dropout(ctx: Context, x: Any, p: Any, train: bool) -> Surrogate:
+def dropout(ctx: Context, x: Argument, p: Argument, train: bool) -> Surrogate:
     return dropped(x, p if train else 0.0, ctx.module or "dropout")

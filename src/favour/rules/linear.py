@@ -42,7 +42,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.graph.traits import Traits
+from favour.graph.traits import Argument, Traits
 from favour.posterior import Diagonal, Gaussian
 from favour.rules.registry import rule
 from favour.rules.weight_space import Layout, held, reshaped, shared_noise
@@ -65,7 +65,7 @@ aten = torch.ops.aten
 def kept(ctx: Context, weight: Tensor) -> Kept:
     """A weight with what products need of it, in their dtype, kept until it changes."""
 
-    def shortened(made: Any) -> Any:
+    def shortened(made: Argument) -> Any:
         return tuple(map(ctx.shortened, made)) if isinstance(made, tuple) else ctx.shortened(made)
 
     def make(name: str, function: Callable[[Tensor], Any], costly: bool) -> Any:
@@ -79,9 +79,9 @@ def kept(ctx: Context, weight: Tensor) -> Kept:
     exactness="exact",
     family="linear",
     weights=True,
-    traits=Traits(mixes=lambda shape, *rest, **more: (len(shape) - 1,)),
+    traits=Traits(mixes=lambda shape, *rest, **more: (len(shape) - 1,), row_wise=True, weights=(1, 2)),
 )
-def linear(ctx: Context, x: Any, weight: Any, bias: Any = None) -> Surrogate:
+def linear(ctx: Context, x: Argument, weight: Argument, bias: Argument = None) -> Surrogate:
     if isinstance(weight, Value) or isinstance(bias, Value):
         raise UnsupportedOperation(f"a linear layer at {ctx.place} computes its weight from uncertain values.")
     W = mean_of(weight)
@@ -93,7 +93,9 @@ def linear(ctx: Context, x: Any, weight: Any, bias: Any = None) -> Surrogate:
 
 
 @rule(aten.addmm.default, exactness="exact", family="linear")
-def addmm(ctx: Context, bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha: float = 1) -> Surrogate:
+def addmm(
+    ctx: Context, bias: Argument, x: Argument, weight: Argument, *, beta: float = 1, alpha: float = 1
+) -> Surrogate:
     if not isinstance(x, Value) or isinstance(weight, Value) or isinstance(bias, Value):
         raise UnsupportedOperation(f"addmm at {ctx.place} is supported for an uncertain left matrix only.")
     return Surrogate(
@@ -101,7 +103,9 @@ def addmm(ctx: Context, bias: Any, x: Any, weight: Any, *, beta: float = 1, alph
     )
 
 
-def weight_noises(ctx: Context, x: Any, weight: Any, bias: Any, y: Tensor, readings: dict[str, Any]) -> list[Noise]:
+def weight_noises(
+    ctx: Context, x: Argument, weight: Argument, bias: Argument, y: Tensor, readings: dict[str, Any]
+) -> list[Noise]:
     """The noises that the posteriors of `weight` and `bias` add to a linear layer's output y.
 
     What later uses of the weight have to know is put into `readings` (`Surrogate.readings`).
@@ -206,7 +210,7 @@ def _bias_noises(ctx: Context, bias: Weight, y: Tensor) -> list[Noise]:
     return [reshaped(bias, wide, summed, y, held(ctx, bias), named=True)]
 
 
-def _latent_noises(x: Any, weight: Any, bias: Any, y: Tensor) -> list[Noise]:
+def _latent_noises(x: Argument, weight: Argument, bias: Argument, y: Tensor) -> list[Noise]:
     """Low-rank draws shared by every layer: columns Pₖμ + pₖ, all under one key.
 
     A matrix and its bias move with the same draws, so their columns are added, not their variances.

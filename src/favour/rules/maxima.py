@@ -31,12 +31,14 @@ a single 1 per window, N is the winner's own dropout.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.graph.traits import Argument, Operation, Traits, declare
 from favour.rules.registry import rule
 from favour.rules.windows import Box, Sizes, Windows, adaptive_windows, pool_windows
 from favour.scalar.moments.maxima import ABSENT, Covariances, Dropped, Law, largest, largest_dropped, without_floor
@@ -122,7 +124,7 @@ def maximum(ctx: Context, x: Value, windows: Sequence[Windows]) -> Surrogate:
 
 
 def dropped_maximum(
-    ctx: Context, x: Value | Tensor, p: Any, rectified: bool, label: str, windows: Sequence[Windows]
+    ctx: Context, x: Value | Tensor, p: Argument, rectified: bool, label: str, windows: Sequence[Windows]
 ) -> Surrogate:
     """The surrogate of max_i D_i x_i, or of max(0, max_i D_i x_i) where `rectified`."""
 
@@ -135,7 +137,7 @@ def dropped_maximum(
 
 def behind_dropout(
     x: Value | Tensor,
-    p: Any,
+    p: Argument,
     label: str,
     windows: Sequence[Windows],
     moments: Callable[[list[Law], list[Any]], Dropped],
@@ -221,27 +223,33 @@ ADAPTIVE = (
     aten.adaptive_max_pool2d.default,
     aten.adaptive_max_pool3d.default,
 )
-WITH_INDICES = {*INDEXED, *ADAPTIVE, aten.max.dim}
+LARGEST = Traits(maximum=True, within=True)
+IN_WINDOWS = replace(LARGEST, pool="regular")
 
 
-def _windows(ctx: Context, op: Any, x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Windows]:
+def _windows(ctx: Context, op: Operation, x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Windows]:
     if op is aten.amax.default:
         return _whole(x, args[0], ctx)
     return (adaptive_windows if op in ADAPTIVE else pool_windows)(x, *args, **kwargs)
 
 
-@rule(*POOLS, exactness="moment-matched", family="pooling")
-def max_pool(ctx: Context, x: Value, *args: Any, **kwargs: Any) -> Surrogate:
+@rule(*POOLS, exactness="moment-matched", family="pooling", traits=IN_WINDOWS)
+def max_pool(ctx: Context, x: Value, *args: Argument, **kwargs: Argument) -> Surrogate:
     return maximum(ctx, x, pool_windows(x.mean, *args, **kwargs))
 
 
-@rule(*INDEXED, exactness="moment-matched", family="pooling")
-def max_pool_with_indices(ctx: Context, x: Value, *args: Any, **kwargs: Any) -> list[Surrogate]:
+@rule(*INDEXED, exactness="moment-matched", family="pooling", traits=replace(IN_WINDOWS, indices=True))
+def max_pool_with_indices(ctx: Context, x: Value, *args: Argument, **kwargs: Argument) -> list[Surrogate]:
     """Only the maxima: where they were is discrete, and has no moments."""
     return [maximum(ctx, x, pool_windows(x.mean, *args, **kwargs))]
 
 
-@rule(*ADAPTIVE, exactness="moment-matched", family="pooling")
+@rule(
+    *ADAPTIVE,
+    exactness="moment-matched",
+    family="pooling",
+    traits=replace(LARGEST, pool="adaptive", indices=True),
+)
 def adaptive_max_pool(ctx: Context, x: Value, output_size: Sizes) -> list[Surrogate]:
     return [maximum(ctx, x, adaptive_windows(x.mean, output_size))]
 
@@ -269,13 +277,13 @@ def _reduced(y: Surrogate, x: Value, dims: Sequence[int], keepdim: bool) -> Surr
     return Surrogate(y.mean.reshape(shape), [(x, compose(short, G))], noises, variance=variance)
 
 
-@rule(aten.amax.default, exactness="moment-matched", family="pooling")
+@rule(aten.amax.default, exactness="moment-matched", family="pooling", traits=replace(LARGEST, reduces=True))
 def amax(ctx: Context, x: Value, dim: Sequence[int] = (), keepdim: bool = False) -> Surrogate:
     windows = _whole(x.mean, dim, ctx)
     return _reduced(maximum(ctx, x, windows), x, [w.dim for w in windows], keepdim)
 
 
-@rule(aten.max.dim, exactness="moment-matched", family="pooling")
+@rule(aten.max.dim, exactness="moment-matched", family="pooling", traits=replace(LARGEST, reduces=True, indices=True))
 def max_dim(ctx: Context, x: Value, dim: int, keepdim: bool = False) -> list[Surrogate]:
     """Only the maxima: where they were is discrete, and has no moments."""
     return [amax(ctx, x, [dim], keepdim)]
@@ -284,13 +292,16 @@ def max_dim(ctx: Context, x: Value, dim: int, keepdim: bool = False) -> list[Sur
 def dropped_max_pool(
     ctx: Context,
     x: Value | Tensor,
-    p: Any,
+    p: Argument,
     rectified: bool,
     label: str,
-    op: Any,
+    op: Operation,
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> Surrogate:
     """`op(dropout(x, p), *args, **kwargs)`, a maximum that keeps its dimensions, and a ReLU where `rectified`."""
     mean = x.mean if isinstance(x, Value) else x
     return dropped_maximum(ctx, x, p, rectified, label, _windows(ctx, op, mean, args, kwargs))
+
+
+declare(dropped_max_pool, traits=Traits(random=True))

@@ -38,8 +38,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.graph.traits import Affine, Traits
+from favour.graph.traits import Affine, Argument, Traits
 from favour.rules.registry import rule
+from favour.scalar import intervals
 from favour.surrogate import DiagonalNoise, LatentNoise, LinearMap, Noise, Surrogate, compose, scaling, weighted_sum
 from favour.surrogate.jacobian import DiagonalPlusLowRank
 from favour.surrogate.linear_map import Factor
@@ -48,20 +49,29 @@ from favour.surrogate.value import Context, Value
 aten = torch.ops.aten
 
 
-def _trailing(shape: Sequence[Any], normalized_shape: Sequence[int], *rest: Any, **more: Any) -> Collection[int]:
+def _trailing(
+    shape: Sequence[Any], normalized_shape: Sequence[int], *rest: Argument, **more: Argument
+) -> Collection[int]:
     return range(len(shape) - len(normalized_shape), len(shape))
 
 
-def _groups(shape: Sequence[Any], num_groups: int, *rest: Any, **more: Any) -> Collection[int]:
+def _groups(shape: Sequence[Any], num_groups: int, *rest: Argument, **more: Argument) -> Collection[int]:
     return range(2 if num_groups == shape[1] else 1, len(shape))
 
 
-def _places(shape: Sequence[Any], *rest: Any, **more: Any) -> Collection[int]:
+def _places(shape: Sequence[Any], *rest: Argument, **more: Argument) -> Collection[int]:
     return range(2, len(shape))
 
 
-ROWS = Traits(mixes=_trailing)
 AFFINE = Affine("weight", "bias", channels=True)
+
+
+def _rows(bias: str | None) -> Traits:
+    return Traits(
+        mixes=_trailing,
+        norm=Affine("weight", bias, channels=False),
+        row_wise=lambda normalized_shape, *rest, **more: len(normalized_shape) == 1,
+    )
 
 
 @rule(
@@ -73,10 +83,10 @@ AFFINE = Affine("weight", "bias", channels=True)
 def batch_norm(
     ctx: Context,
     x: Value,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
+    weight: Argument,
+    bias: Argument,
+    running_mean: Argument,
+    running_var: Argument,
     training: bool,
     momentum: float,
     eps: float,
@@ -140,7 +150,14 @@ def _second_order(x: Value, centred: bool) -> Tensor:
 
 
 def normalise(
-    ctx: Context, x: Value, grouped: Sequence[int], eps: float, weight: Any, bias: Any, *, centred: bool = True
+    ctx: Context,
+    x: Value,
+    grouped: Sequence[int],
+    eps: float,
+    weight: Argument,
+    bias: Argument,
+    *,
+    centred: bool = True,
 ) -> Surrogate:
     """x in groups along the last axis of the shape `grouped`, each divided by its spread; then w∘ + b in x's shape."""
     shape, n = x.mean.shape, grouped[-1]
@@ -205,28 +222,28 @@ def _last(x: Tensor, normalized_shape: Sequence[int]) -> tuple[int, ...]:
     return (*lead, math.prod(normalized_shape))
 
 
-@rule(aten.layer_norm.default, exactness="linearised", family="norm", traits=ROWS)
+@rule(aten.layer_norm.default, exactness="linearised", family="norm", traits=_rows("bias"))
 def layer_norm(
     ctx: Context,
     x: Value,
     normalized_shape: Sequence[int],
-    weight: Any = None,
-    bias: Any = None,
+    weight: Argument = None,
+    bias: Argument = None,
     eps: float = 1e-5,
     cudnn: bool = True,
 ) -> Surrogate:
     return normalise(ctx, x, _last(x.mean, normalized_shape), eps, weight, bias)
 
 
-@rule(aten.rms_norm.default, exactness="linearised", family="norm", traits=ROWS)
+@rule(aten.rms_norm.default, exactness="linearised", family="norm", traits=_rows(None))
 def rms_norm(
-    ctx: Context, x: Value, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None
+    ctx: Context, x: Value, normalized_shape: Sequence[int], weight: Argument = None, eps: float | None = None
 ) -> Surrogate:
     eps = torch.finfo(x.mean.dtype).eps if eps is None else eps
     return normalise(ctx, x, _last(x.mean, normalized_shape), eps, weight, None, centred=False)
 
 
-def _per_channel(parameter: Any, x: Tensor) -> Any:
+def _per_channel(parameter: Argument, x: Tensor) -> Any:
     return None if parameter is None else parameter.reshape(1, -1, *[1] * (x.ndim - 2))
 
 
@@ -235,8 +252,8 @@ def group_norm(
     ctx: Context,
     x: Value,
     num_groups: int,
-    weight: Any = None,
-    bias: Any = None,
+    weight: Argument = None,
+    bias: Argument = None,
     eps: float = 1e-5,
     cudnn: bool = True,
 ) -> Surrogate:
@@ -248,10 +265,10 @@ def group_norm(
 def instance_norm(
     ctx: Context,
     x: Value,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
+    weight: Argument,
+    bias: Argument,
+    running_mean: Argument,
+    running_var: Argument,
     use_input_stats: bool,
     momentum: float,
     eps: float,
@@ -263,7 +280,7 @@ def instance_norm(
     return normalise(ctx, x, grouped, eps, _per_channel(weight, x.mean), _per_channel(bias, x.mean))
 
 
-def _variance(ctx: Context, x: Value, dim: Any, correction: float, keepdim: bool) -> Surrogate:
+def _variance(ctx: Context, x: Value, dim: Argument, correction: float, keepdim: bool) -> Surrogate:
     shape = x.mean.shape
     dims = (
         list(range(x.mean.ndim)) if dim is None else [d % x.mean.ndim for d in ([dim] if isinstance(dim, int) else dim)]
@@ -301,13 +318,16 @@ def _variance(ctx: Context, x: Value, dim: Any, correction: float, keepdim: bool
     return Surrogate(shaped(mean.movedim(-1, axis), axis), [(x, G)], [noise])
 
 
-@rule(aten.var.dim, exactness="linearised", family="norm")
-def var(ctx: Context, x: Value, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Surrogate:
+SPREAD = Traits(sums=True, bounds=intervals.POSITIVE)
+
+
+@rule(aten.var.dim, exactness="linearised", family="norm", traits=SPREAD)
+def var(ctx: Context, x: Value, dim: Argument, unbiased: bool = True, keepdim: bool = False) -> Surrogate:
     return _variance(ctx, x, dim, float(unbiased), keepdim)
 
 
-@rule(aten.var.correction, exactness="linearised", family="norm")
+@rule(aten.var.correction, exactness="linearised", family="norm", traits=SPREAD)
 def var_correction(
-    ctx: Context, x: Value, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
+    ctx: Context, x: Value, dim: Argument = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Surrogate:
     return _variance(ctx, x, dim, 1.0 if correction is None else correction, keepdim)

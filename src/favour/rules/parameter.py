@@ -8,12 +8,11 @@ Norm weights, scales, class tokens and position tables go through the rules of t
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.graph.traits import Argument
 from favour.rules.registry import rule
 from favour.rules.weight_space import held, reshaped
 from favour.surrogate import Noise, Surrogate, factor_noise
@@ -23,22 +22,22 @@ _LIBRARY = torch.library.Library("favour", "FRAGMENT")
 _LIBRARY.define("drawn(Tensor parameter, Tensor like, bool squeeze=False) -> Tensor")
 
 
-def _for_each(parameter: Tensor, like: Tensor, squeeze: bool = False) -> Tensor:
+def for_each(parameter: Tensor, like: Tensor, squeeze: bool = False) -> Tensor:
     """The parameter for every input of `like`, the batch in front; `squeeze` drops a first dimension of one."""
     inner = parameter.squeeze(0) if squeeze else parameter
     return inner.unsqueeze(0).expand(like.shape[0], *inner.shape)
 
 
-_LIBRARY.impl("drawn", _for_each, "CompositeImplicitAutograd")
+_LIBRARY.impl("drawn", for_each, "CompositeImplicitAutograd")
 drawn = torch.ops.favour.drawn.default
 
 
 @rule(drawn, exactness="exact", family="parameter", weights=True)
-def drawn_parameter(ctx: Context, parameter: Any, like: Any, squeeze: bool = False) -> Surrogate:
+def drawn_parameter(ctx: Context, parameter: Argument, like: Argument, squeeze: bool = False) -> Surrogate:
     if not isinstance(parameter, Weight):
         raise UnsupportedOperation(f"`favour::drawn` at {ctx.place} takes a parameter that has a posterior.")
     like = mean_of(like)
-    mean = _for_each(parameter.mean, like, squeeze)
+    mean = for_each(parameter.mean, like, squeeze)
 
     def alone(p: Tensor) -> Tensor:
         return p.squeeze(2) if squeeze else p

@@ -10,11 +10,11 @@ Where only variances are carried, entries of a window count as independent, unle
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from favour.graph.traits import Argument, Traits
 from favour.rules.registry import rule
 from favour.rules.windows import Box, Sizes, Windows, adaptive_windows, per_axis, pool_windows, spans
 from favour.surrogate import LinearMap, Surrogate, scaled, structural
@@ -34,11 +34,16 @@ def folded(op: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return act
 
 
-def _register(op: Any, make: Callable[..., tuple[Tensor, LinearMap]], windows: Callable[..., list[Windows]]) -> None:
+REGULAR, ADAPTIVE = Traits(pool="regular", sums=True, within=True), Traits(pool="adaptive", sums=True, within=True)
+
+
+def _register(
+    op: Argument, make: Callable[..., tuple[Tensor, LinearMap]], windows: Callable[..., list[Windows]], traits: Traits
+) -> None:
     """The rule of an average, given its result on the mean and its map, and where its windows lie."""
 
-    @rule(op, exactness="exact", family="pooling")
-    def average(ctx: Context, x: Value, *args: Any, **kwargs: Any) -> Surrogate:
+    @rule(op, exactness="exact", family="pooling", traits=traits)
+    def average(ctx: Context, x: Value, *args: Argument, **kwargs: Argument) -> Surrogate:
         mean, G = make(x.mean, *args, **kwargs)
         result = Surrogate(mean, [(x, G)])
         within = x.known(ChannelCovariance)
@@ -60,7 +65,13 @@ def _correlated(y: Surrogate, x: Value, within: ChannelCovariance, box: Box) -> 
 
 
 def _average_windows(
-    x: Tensor, kernel: Sizes, stride: Sizes = (), padding: Sizes = 0, ceil_mode: bool = False, *rest: Any, **others: Any
+    x: Tensor,
+    kernel: Sizes,
+    stride: Sizes = (),
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    *rest: Argument,
+    **others: Argument,
 ) -> list[Windows]:
     return pool_windows(x, kernel, stride, padding, 1, ceil_mode)
 
@@ -108,9 +119,9 @@ def _average(axes: int) -> Callable[..., tuple[Tensor, LinearMap]]:
     return make
 
 
-_register(aten.avg_pool1d.default, _average(1), _average_windows)
-_register(aten.avg_pool2d.default, _average(2), _average_windows)
-_register(aten.avg_pool3d.default, _average(3), _average_windows)
+_register(aten.avg_pool1d.default, _average(1), _average_windows, REGULAR)
+_register(aten.avg_pool2d.default, _average(2), _average_windows, REGULAR)
+_register(aten.avg_pool3d.default, _average(3), _average_windows, REGULAR)
 
 
 def _adaptive_average(axes: int) -> Callable[..., tuple[Tensor, LinearMap]]:
@@ -148,6 +159,6 @@ def _adaptive_average(axes: int) -> Callable[..., tuple[Tensor, LinearMap]]:
     return make
 
 
-_register(aten.adaptive_avg_pool1d.default, _adaptive_average(1), adaptive_windows)
-_register(aten.adaptive_avg_pool2d.default, _adaptive_average(2), adaptive_windows)
-_register(aten.adaptive_avg_pool3d.default, _adaptive_average(3), adaptive_windows)
+_register(aten.adaptive_avg_pool1d.default, _adaptive_average(1), adaptive_windows, ADAPTIVE)
+_register(aten.adaptive_avg_pool2d.default, _adaptive_average(2), adaptive_windows, ADAPTIVE)
+_register(aten.adaptive_avg_pool3d.default, _adaptive_average(3), adaptive_windows, ADAPTIVE)

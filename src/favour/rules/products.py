@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.graph.traits import Argument, Traits
 from favour.rules.linear import linear
 from favour.rules.registry import rule
 from favour.rules.shape import broadcast
@@ -145,7 +146,7 @@ def _draw_times_columns(diag: Tensor, columns: Tensor, expand: LinearMap, label:
     return LatentNoise(push, pull, variances, (r, sigma[:1].numel()), None, label)
 
 
-def divide(ctx: Context, a: Any, b: Value) -> Surrogate:
+def divide(ctx: Context, a: Argument, b: Value) -> Surrogate:
     """a/b for an uncertain b: with r = 1/b ≈ 1/μ + v/μ³ − δ/μ², y = a·r."""
     inverse = b.mean.reciprocal()
     slope = -inverse.square()
@@ -170,7 +171,7 @@ def divide(ctx: Context, a: Any, b: Value) -> Surrogate:
     return Surrogate(mean, maps, [DiagonalNoise(noise.expand(out), _label(ctx))])
 
 
-def bilinear(ctx: Context, a: Any, b: Any, ia: str, ib: str, io: str) -> Surrogate:
+def bilinear(ctx: Context, a: Argument, b: Argument, ia: str, ib: str, io: str) -> Surrogate:
     """einsum(f"{ia},{ib}->{io}") of two tensors, at least one of them uncertain; one letter is one axis."""
     for operand, letters in ((a, ia), (b, ib)):
         if isinstance(operand, Weight):
@@ -263,9 +264,14 @@ def matmul_letters(a: int, b: int) -> tuple[str, str, str]:
 
 
 @rule(
-    aten.matmul.default, aten.mm.default, aten.bmm.default, exactness="moment-matched", family="product", weights=True
+    *(aten.matmul.default, aten.mm.default),
+    exactness="moment-matched",
+    family="product",
+    weights=True,
+    traits=Traits(weights=(1,)),
 )
-def matmul(ctx: Context, a: Any, b: Any) -> Surrogate:
+@rule(aten.bmm.default, exactness="moment-matched", family="product", weights=True)
+def matmul(ctx: Context, a: Argument, b: Argument) -> Surrogate:
     if isinstance(b, Weight) and b.mean.ndim == 2 and not isinstance(a, Weight):
         return linear(ctx, a, _matrix(ctx, b))
     return bilinear(ctx, a, b, *matmul_letters(mean_of(a).ndim, mean_of(b).ndim))
@@ -282,7 +288,7 @@ def _matrix(ctx: Context, b: Weight) -> Weight:
 
 
 @rule(aten.baddbmm.default, exactness="moment-matched", family="product")
-def baddbmm(ctx: Context, bias: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Surrogate:
+def baddbmm(ctx: Context, bias: Argument, a: Argument, b: Argument, *, beta: float = 1, alpha: float = 1) -> Surrogate:
     """β·bias + α·(a @ b)."""
     if isinstance(a, Value) or isinstance(b, Value):
         made = bilinear(ctx, a, b, *matmul_letters(3, 3))
@@ -315,7 +321,7 @@ def einsum_letters(equation: str, dims: Sequence[int]) -> tuple[str, str, str]:
 
 
 @rule(aten.einsum.default, exactness="moment-matched", family="product")
-def einsum(ctx: Context, equation: str, tensors: Sequence[Any], path: Any = None) -> Surrogate:
+def einsum(ctx: Context, equation: str, tensors: Sequence[Any], path: Argument = None) -> Surrogate:
     if FOLD in equation or len(tensors) > 2:
         raise UnsupportedOperation(
             f"the einsum `{equation}` of {len(tensors)} tensors at {ctx.place} has no rule: at most two tensors, and "

@@ -16,13 +16,11 @@ own rules; `favour.passes.normalise.randomness` brings the ways to write a draw 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from favour.errors import InvalidValue
-from favour.graph.traits import Draw, Traits
+from favour.graph.traits import Argument, Draw, Traits
 from favour.rules.registry import rule
 from favour.surrogate import DiagonalNoise, Surrogate, identity, partners
 from favour.surrogate.value import Context, Value, mean_of
@@ -31,7 +29,7 @@ _LIBRARY = torch.library.Library("favour", "FRAGMENT")
 UNIFORM_VARIANCE = 1 / 12
 
 
-def _check_switch(strength: Any, where: str) -> None:
+def _check_switch(strength: Argument, where: str) -> None:
     if not isinstance(strength, (int, float)) or strength not in (0, 1):
         raise InvalidValue(
             f"the draw at {where} is a noise of the model's own making, not a dropout: it has no rate. Give 0 to "
@@ -39,11 +37,11 @@ def _check_switch(strength: Any, where: str) -> None:
         )
 
 
-def _below(x: Tensor, uniform: Tensor, strength: Any) -> Tensor:
+def _below(x: Tensor, uniform: Tensor, strength: Argument) -> Tensor:
     return (uniform < x).to(x.dtype)
 
 
-def _added(x: Tensor, draw: Tensor, strength: Any) -> Tensor:
+def _added(x: Tensor, draw: Tensor, strength: Argument) -> Tensor:
     return x + draw
 
 
@@ -82,12 +80,12 @@ normal_draw = torch.ops.favour.normal.default
 uniform_draw = torch.ops.favour.uniform.default
 
 
-def _surrogate(x: Any, noise: DiagonalNoise, live: bool) -> Surrogate:
+def _surrogate(x: Argument, noise: DiagonalNoise, live: bool) -> Surrogate:
     return Surrogate(mean_of(x), [(x, identity())] if isinstance(x, Value) else [], [noise] if live else [])
 
 
 @rule(bernoulli_draw, exactness="exact", family="draw", traits=Traits(draws=BERNOULLI, elementwise=True))
-def bernoulli(ctx: Context, x: Any, strength: float = 1.0, live: bool = True) -> Surrogate:
+def bernoulli(ctx: Context, x: Argument, strength: float = 1.0, live: bool = True) -> Surrogate:
     p = mean_of(x)
     spread = p * (1 - p)
 
@@ -105,12 +103,12 @@ def bernoulli(ctx: Context, x: Any, strength: float = 1.0, live: bool = True) ->
 
 
 @rule(normal_draw, exactness="exact", family="draw", traits=Traits(draws=NORMAL, elementwise=True))
-def normal(ctx: Context, x: Any, strength: float = 1.0, live: bool = True) -> Surrogate:
+def normal(ctx: Context, x: Argument, strength: float = 1.0, live: bool = True) -> Surrogate:
     return _surrogate(x, _same_for_all(ctx, mean_of(x), 1.0), live)
 
 
 @rule(uniform_draw, exactness="exact", family="draw", traits=Traits(draws=UNIFORM, elementwise=True))
-def uniform(ctx: Context, x: Any, strength: float = 1.0, live: bool = True) -> Surrogate:
+def uniform(ctx: Context, x: Argument, strength: float = 1.0, live: bool = True) -> Surrogate:
     mean = mean_of(x)
     noise = _same_for_all(ctx, mean, UNIFORM_VARIANCE)
     noise.cumulants = lambda: (torch.zeros_like(mean), torch.full_like(mean, -1 / 120))

@@ -19,8 +19,19 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
+from favour.graph.traits import Argument, Traits
+from favour.rules.joined import cat, pieces_of
 from favour.rules.registry import linear_map, rule
-from favour.rules.shape import broadcast, cat, expanded, permuting, pieces_of, swapped
+from favour.rules.shape import (
+    COPIED,
+    PERMUTED,
+    SWAPPED,
+    WITHIN,
+    broadcast,
+    expanded,
+    permuting,
+    swapped,
+)
 from favour.surrogate import LinearMap, Sum, Surrogate, compose, identity, scaling, structural
 from favour.surrogate.value import Context, Value, mean_of
 
@@ -49,17 +60,19 @@ def _move_list(x: Tensor, source: Sequence[int], destination: Sequence[int]) -> 
 
 
 # The conjugate transpose of a real matrix is its transpose.
-linear_map(aten.mT.default, aten.mH.default, aten.adjoint.default, make=permuting(_last_two), family="shape")
-linear_map(aten.movedim.intlist, make=permuting(_move_list), family="shape")
-linear_map(aten.swapdims.default, make=permuting(swapped), family="shape")
-linear_map(aten.positive.default, make=lambda x: (x, identity()), family="arithmetic")
+linear_map(
+    aten.mT.default, aten.mH.default, aten.adjoint.default, make=permuting(_last_two), family="shape", traits=PERMUTED
+)
+linear_map(aten.movedim.intlist, make=permuting(_move_list), family="shape", traits=PERMUTED)
+linear_map(aten.swapdims.default, make=permuting(swapped), family="shape", traits=SWAPPED)
+linear_map(aten.positive.default, make=lambda x: (x, identity()), family="arithmetic", traits=COPIED)
 
 
 def _broadcast_to(x: Tensor, size: Sequence[int]) -> tuple[Tensor, LinearMap]:
     return expanded(x, size)
 
 
-linear_map(aten.broadcast_to.default, make=_broadcast_to, family="shape")
+linear_map(aten.broadcast_to.default, make=_broadcast_to, family="shape", traits=WITHIN)
 
 
 def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> tuple[Tensor, LinearMap]:
@@ -75,7 +88,7 @@ def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> tuple[T
     )
 
 
-linear_map(aten.roll.default, make=_roll, family="shape")
+linear_map(aten.roll.default, make=_roll, family="shape", traits=WITHIN)
 
 
 def _rotate(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> tuple[Tensor, LinearMap]:
@@ -85,11 +98,11 @@ def _rotate(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> tuple[Tensor
     )
 
 
-linear_map(aten.rot90.default, make=_rotate, family="shape")
+linear_map(aten.rot90.default, make=_rotate, family="shape", traits=WITHIN)
 
 
 def _interleave(
-    x: Tensor, repeats: int, dim: int | None = None, *, output_size: Any = None
+    x: Tensor, repeats: int, dim: int | None = None, *, output_size: Argument = None
 ) -> tuple[Tensor, LinearMap]:
     if dim is None:
         raise UnsupportedOperation(
@@ -105,7 +118,7 @@ def _interleave(
     return y, structural(lambda d: d.repeat_interleave(repeats, at), transpose, one_per_row=True, disjoint=repeats == 1)
 
 
-linear_map(aten.repeat_interleave.self_int, make=_interleave, family="shape")
+linear_map(aten.repeat_interleave.self_int, make=_interleave, family="shape", traits=WITHIN)
 
 
 def _triangle(op: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, LinearMap]]:
@@ -122,7 +135,7 @@ linear_map(aten.triu.default, make=_triangle(torch.triu), family="shape")
 linear_map(aten.tril.default, make=_triangle(torch.tril), family="shape")
 
 
-def _cumsum(x: Tensor, dim: int, *, dtype: Any = None) -> tuple[Tensor, LinearMap]:
+def _cumsum(x: Tensor, dim: int, *, dtype: Argument = None) -> tuple[Tensor, LinearMap]:
     at = _event(x, dim, "cumsum") + 1
 
     def transpose(g: Tensor) -> Tensor:
@@ -136,7 +149,9 @@ def _cumsum(x: Tensor, dim: int, *, dtype: Any = None) -> tuple[Tensor, LinearMa
 linear_map(aten.cumsum.default, make=_cumsum, family="reduction")
 
 
-def _diff(x: Tensor, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> tuple[Tensor, LinearMap]:
+def _diff(
+    x: Tensor, n: int = 1, dim: int = -1, prepend: Argument = None, append: Argument = None
+) -> tuple[Tensor, LinearMap]:
     if n != 1 or prepend is not None or append is not None:
         raise UnsupportedOperation(
             f"`diff` of a tensor of shape {tuple(x.shape)}, of order {n} or with rows before or behind it, has no "
@@ -171,7 +186,11 @@ def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> tuple
     return x.diagonal(offset, dim1, dim2), structural(lambda d: d.diagonal(offset, one, two), put, one_per_row=True)
 
 
-linear_map(aten.diagonal.default, make=_diagonal, family="shape")
+def _diagonal_back(base: Any, value: Any, *rest: Any) -> tuple[Any, tuple]:
+    return aten.diagonal_scatter.default, (base, value, *rest)
+
+
+linear_map(aten.diagonal.default, make=_diagonal, family="shape", traits=Traits(within=True, inverse=_diagonal_back))
 
 
 def _diag_embed(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> tuple[Tensor, LinearMap]:
@@ -232,7 +251,7 @@ def broadcast_tensors(ctx: Context, tensors: list[Any]) -> list[Surrogate]:
 
 
 @rule(aten.scatter_add.default, exactness="exact", family="shape")
-def scatter_add(ctx: Context, x: Any, dim: int, index: Any, source: Any) -> Surrogate:
+def scatter_add(ctx: Context, x: Argument, dim: int, index: Argument, source: Argument) -> Surrogate:
     """x with the entries of `source` added at known places."""
     _known_index(ctx, "scatter_add", index)
     at = _event(mean_of(x), dim, "scatter_add") + 1
@@ -252,7 +271,7 @@ def scatter_add(ctx: Context, x: Any, dim: int, index: Any, source: Any) -> Surr
 
 
 @rule(aten.index_add.default, exactness="exact", family="shape")
-def index_add(ctx: Context, x: Any, dim: int, index: Any, source: Any, *, alpha: float = 1) -> Surrogate:
+def index_add(ctx: Context, x: Argument, dim: int, index: Argument, source: Argument, *, alpha: float = 1) -> Surrogate:
     _known_index(ctx, "index_add", index)
     at = _event(mean_of(x), dim, "index_add") + 1
     mean = mean_of(x).index_add(dim, index, mean_of(source), alpha=alpha)
@@ -266,14 +285,14 @@ def index_add(ctx: Context, x: Any, dim: int, index: Any, source: Any, *, alpha:
     )
 
 
-def _known_index(ctx: Context, what: str, index: Any) -> None:
+def _known_index(ctx: Context, what: str, index: Argument) -> None:
     if isinstance(index, Value):
         raise UnsupportedOperation(f"`{what}` at {ctx.place} with an uncertain index has no rule.")
 
 
 def _added(
-    x: Any,
-    source: Any,
+    x: Argument,
+    source: Argument,
     mean: Tensor,
     put: Callable[[Tensor], Tensor],
     take: Callable[[Tensor], Tensor],

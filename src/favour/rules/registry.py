@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from favour.errors import InvalidValue, UnsupportedOperation
-from favour.graph.traits import NONE, Traits, set_traits
-from favour.scalar import ScalarFunction, remainder_between, surrogate_slope
+from favour.graph.traits import NONE, Argument, Operation, Traits, set_traits
+from favour.scalar import ScalarFunction, composed, remainder_between, surrogate_slope
 from favour.scalar.effective import effective_moments
 from favour.surrogate import (
     Cumulants,
@@ -59,7 +59,7 @@ class Rule:
     traits: Traits = NONE
 
 
-RULES: dict[Any, Rule] = {}
+RULES: dict[Operation, Rule] = {}
 
 
 def _register(overloads: tuple[Any, ...], entry: Rule, override: bool) -> None:
@@ -73,7 +73,7 @@ def _register(overloads: tuple[Any, ...], entry: Rule, override: bool) -> None:
 
 
 def rule(
-    *overloads: Any,
+    *overloads: Operation,
     exactness: Exactness = "linearised",
     family: str = "user",
     weights: bool = False,
@@ -112,7 +112,7 @@ def rule(
 
 
 def elementwise(
-    *overloads: Any,
+    *overloads: Operation,
     function: Callable[..., ScalarFunction],
     exactness: Exactness = "moment-matched",
     traits: Traits = NONE,
@@ -120,13 +120,13 @@ def elementwise(
 ) -> None:
     """Register y = f(x) element by element; `function(*further arguments)` gives the scalar f.
 
-    `traits`: what else is known of it (homogeneous, monotone, image, power).
+    `traits`: what else is known of it (homogeneous, monotone, power, bounds).
     """
 
-    def apply(ctx: Context, x: Value, *args: Any, **kwargs: Any) -> Surrogate:
+    def apply(ctx: Context, x: Value, *args: Argument, **kwargs: Argument) -> Surrogate:
         return pointwise_surrogate(ctx, x, function(*args, **kwargs))
 
-    traits = traits.merged(Traits(elementwise=True))
+    traits = Traits(scalar=composed.function(function)).merged(traits).merged(Traits(elementwise=True))
     _register(overloads, Rule(apply, exactness, "element-wise", function, traits=traits), override)
 
 
@@ -177,7 +177,7 @@ def curvature(f: ScalarFunction, mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def linear_map(
-    *overloads: Any,
+    *overloads: Operation,
     make: Callable[..., tuple[Tensor, LinearMap]],
     family: str,
     traits: Traits = NONE,
@@ -188,23 +188,23 @@ def linear_map(
     `make(mean, *args)` returns the operation's result on the mean and its `LinearMap`.
     """
 
-    def apply(ctx: Context, x: Value, *args: Any, **kwargs: Any) -> Surrogate:
+    def apply(ctx: Context, x: Value, *args: Argument, **kwargs: Argument) -> Surrogate:
         mean, G = make(x.mean, *args, **kwargs)
         return Surrogate(mean, [(x, G)])
 
     _register(overloads, Rule(apply, "exact", family, traits=traits), override)
 
 
-def deterministic(*overloads: Any, override: bool = False) -> None:
+def deterministic(*overloads: Argument, traits: Traits = NONE, override: bool = False) -> None:
     """Register operations whose result is discrete: they refuse uncertain input, and say so."""
 
-    def refuse(ctx: Context, *args: Any, **kwargs: Any) -> Surrogate:
+    def refuse(ctx: Context, *args: Argument, **kwargs: Argument) -> Surrogate:
         raise UnsupportedOperation(
             f"an operation with a discrete result at {ctx.place} has an uncertain argument, so its result "
             "has no mean and covariance. Return the values before it (logits instead of argmax, say)."
         )
 
-    _register(overloads, Rule(refuse, "refused", "discrete"), override)
+    _register(overloads, Rule(refuse, "refused", "discrete", traits=traits), override)
 
 
 def supported_operations() -> list[tuple[str, str, str]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from favour.graph.capture import split_example
+from favour.graph.example import split_example
 from favour.graph.interpreter import interpret, noiseless
 from favour.inspect.check import Check, check
 from favour.inspect.cost import medians

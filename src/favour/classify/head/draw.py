@@ -7,7 +7,7 @@ all operations let it stay there (`Head.batched`), else with `torch.func.vmap`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,26 +23,25 @@ from favour.classify.head.match import weighed, weight_of
 from favour.classify.head.tables import tables
 from favour.classify.simplex import GIVEN
 from favour.errors import FavourError, InvalidValue, UnsupportedOperation
+from favour.graph.example import plain
 from favour.graph.interpreter import call, interpret
 from favour.graph.node import Node
 from favour.graph.tracing import traced
 from favour.posterior import Posterior
+from favour.program.propagator import Propagator
 from favour.surrogate.value import Value, mean_of
-
-if TYPE_CHECKING:
-    from favour.predictor.predictor import Predictor
 
 _HELD = (2**24, 2**18)  # numbers in one layer of the draws at once: what keeps a GPU busy, what fits a CPU's cache
 _BLOCK, _LEAST = 2**20, 128  # numbers in the logits of the draws at once, and rows at least
 
 
-def draws(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | None = None) -> Tensor:
+def draws(predict: Propagator, args: tuple, kwargs: Mapping[str, Any], n: int | None = None) -> Tensor:
     """`Predictor.draws`."""
     return _joined(list(_drawn(predict, args, kwargs, n)), 0).permute(2, 0, 1)
 
 
 def probabilities(
-    predict: Predictor, args: tuple, kwargs: Mapping[str, Any], kind: str | None, estimator: str, n: int | None = None
+    predict: Propagator, args: tuple, kwargs: Mapping[str, Any], kind: str | None, estimator: str, n: int | None = None
 ) -> Tensor:
     """`Predictor.probabilities`: from the head where that is worthwhile, else from the belief alone."""
     drawn = sampled(predict, args, kwargs, estimator, n)
@@ -59,7 +58,7 @@ def probabilities(
 
 
 def sampled(
-    predict: Predictor,
+    predict: Propagator,
     args: tuple,
     kwargs: Mapping[str, Any],
     estimator: str,
@@ -90,7 +89,7 @@ def sampled(
 
 
 def divergence(
-    predict: Predictor, args: tuple, kwargs: Mapping[str, Any], kind: str | None, estimator: str, n: int | None
+    predict: Propagator, args: tuple, kwargs: Mapping[str, Any], kind: str | None, estimator: str, n: int | None
 ) -> Tensor:
     """`Predictor.jsd`: from the head where its draws can be afforded, else from the belief alone."""
     drawn = sampled(predict, args, kwargs, estimator, n, scored=True)
@@ -110,7 +109,7 @@ def divergence(
     return scores.jsd(scores.logits(belief), estimator="nodes" if estimator == "auto" else estimator)
 
 
-def remember_call(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], belief: Any) -> None:
+def remember_call(predict: Propagator, args: tuple, kwargs: Mapping[str, Any], belief: Any) -> None:
     """Leave with a belief over logits how to ask the head for its divergence, where the head's draws are affordable."""
     if traced() or not isinstance(belief, Belief) or len(belief.event_shape) != 1:
         return
@@ -120,7 +119,10 @@ def remember_call(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], be
     changes, mean = predict.program.changes, belief.mean
     version = None if mean.is_inference() else mean._version
     # A copy: buffers are filled anew, and torch does not see what numpy writes.
-    args, kwargs = pytree.tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, (args, dict(kwargs)))
+    if plain(args, kwargs):
+        args = tuple(t.clone() for t in args)
+    else:
+        args, kwargs = pytree.tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, (args, dict(kwargs)))
 
     def unchanged() -> bool:
         try:
@@ -145,8 +147,8 @@ def _check_classes(event: tuple[int, ...], kind: str | None) -> None:
 
 
 def _uncertain(args: tuple, kwargs: Mapping[str, Any]) -> bool:
-    """Whether an input is a belief; a walk through nested inputs takes long beside one small input."""
-    if not kwargs and all(isinstance(t, Tensor) for t in args):
+    """Whether an input is a belief."""
+    if plain(args, kwargs):
         return False
     return any(isinstance(t, Belief) for t in pytree.tree_leaves((args, kwargs), is_leaf=_is_belief))
 
@@ -159,7 +161,7 @@ def _joined(parts: list[Tensor], axis: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
 
 
-def _drawn(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | None) -> Iterator[Tensor]:
+def _drawn(predict: Propagator, args: tuple, kwargs: Mapping[str, Any], n: int | None) -> Iterator[Tensor]:
     """Draws (b, C, n), by slices of the batch: of the method, where it makes some, else of the head."""
     if not predict.method.fixed:
         yield from _of_method(predict, args, kwargs, n)
@@ -191,7 +193,7 @@ def _drawn(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | 
             yield weighed(d, bias, belief_there, weight_of(head.outer) if own else 1.0)
 
 
-def _of_method(predict: Predictor, args: tuple, kwargs: Mapping[str, Any], n: int | None) -> Iterator[Tensor]:
+def _of_method(predict: Propagator, args: tuple, kwargs: Mapping[str, Any], n: int | None) -> Iterator[Tensor]:
     program = predict.program
     leaves, posterior = program.inputs(args, kwargs), program.posterior()
     for part in program.slices(leaves, posterior):

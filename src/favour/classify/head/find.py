@@ -10,20 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from favour.classify.head.masked import Tables
 from favour.errors import InvalidValue
 from favour.graph.node import Graph, Node, nodes_in
 from favour.graph.tracing import traced
 from favour.methods.cost import multiplications
 from favour.passes.marking import mark_uncertain
+from favour.program.propagator import Propagator
 from favour.rules.registry import RULES
-
-if TYPE_CHECKING:
-    from favour.classify.head.tables import Tables
-    from favour.predictor.predictor import Predictor
 
 aten = torch.ops.aten
 
@@ -40,7 +38,6 @@ _SHORT = (
     256  # a convolution's multiplications take 1 + _SHORT/(numbers in a window) times as long as a matrix product's
 )
 _PASSES = 3  # over the logits of all draws: to gather, to match and to exponentiate them
-_CONVOLUTIONS = {aten.conv1d.default, aten.conv2d.default, aten.conv2d.padding, aten.conv3d.default}
 
 
 @dataclass(eq=False)
@@ -101,7 +98,7 @@ class Head:
         return 0 if afforded < DRAWS else min(afforded, _MOST)
 
 
-def find_head(predict: Predictor, n: int | None = None) -> Head | None:
+def find_head(predict: Propagator, n: int | None = None) -> Head | None:
     """The head of a predictor's network, None if it has none; found once for each graph and number of draws.
 
     Args:
@@ -144,7 +141,7 @@ def _enlarged(head: Head | None, n: int | None) -> Head | None:
     return replace(head, outer=outer, cost=head.cost * outer / head.outer, tables=None)
 
 
-def _find(predict: Predictor) -> Head | None:
+def _find(predict: Propagator) -> Head | None:
     graph, posterior = predict.graph, predict.posterior()
     random = {graph.aliases.get(n, n) for n in posterior.names}
     uncertain = mark_uncertain(graph, (), random)
@@ -229,9 +226,10 @@ def _cost(node: Node) -> float:
     if node.shape is None or getattr(node.target, "is_view", False):
         return 0
     work = float(multiplications(node))
-    if node.target in _CONVOLUTIONS and isinstance(node.args[1], Node) and node.args[1].shape is not None:
-        work *= 1 + _SHORT / math.prod(int(s) for s in node.args[1].shape[1:])
-    if "pool" in str(node.target) and isinstance(node.args[0], Node):
+    kernel = node.args[1] if 1 in node.traits.weights and len(node.args) > 1 else None
+    if isinstance(kernel, Node) and kernel.shape is not None and len(kernel.shape) > 2:  # a convolution's
+        work *= 1 + _SHORT / math.prod(int(s) for s in kernel.shape[1:])
+    if node.traits.pool is not None and isinstance(node.args[0], Node):
         work += _POOLED * size(node.args[0])
     return work + _ENTRY * size(node)
 

@@ -11,7 +11,7 @@ A is the number of draws, M that of masks for each; inside `torch.func.vmap` the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +21,9 @@ from torch.nn import functional
 from favour.belief.covariance import square_root
 from favour.graph.node import Node
 from favour.graph.tracing import traced
+from favour.program.tensors import Cached, can_keep, kept_value, version_of
+
+_KEPT = 2**22  # numbers in the masked weights of one layer
 
 FEWEST = 4  # inputs that are masked even where masked weights could be kept
 
@@ -129,3 +132,38 @@ def masked_weights(w: Tensor, scale: Tensor) -> Tensor:
 def _rows_times(v: Tensor, w: Tensor) -> Tensor:
     """vwᵀ, (A, B, C), for w (A, C, F) and v (A, B, F) or (B, F)."""
     return v @ w.mT if w.dim() == 2 else torch.bmm(v.expand(w.shape[0], -1, -1), w.mT)
+
+
+@dataclass
+class Tables:
+    """Of A draws, by names of nodes.
+
+    Attributes:
+        masks: (A, 1, *event); (A, M, F) for the dropout before the last layer.
+        normals: (A, 1, *event); (A, 1, C, M) for the last layer.
+        latent: (A, rank), for the correlations at the cut.
+        key: What they were made for.
+        rates: Dropout rates that are tensors, and their versions.
+        weights: Masked weights by linear layer.
+    """
+
+    masks: dict[str, Tensor]
+    normals: dict[str, Tensor]
+    latent: Tensor
+    key: Any = None
+    rates: list[tuple[Tensor, int | None]] = field(default_factory=list)
+    weights: dict[str, Cached] = field(default_factory=dict)
+
+    def fit(self, key: Any, rates: list[Tensor]) -> bool:
+        """Whether they were made for this."""
+        return self.key == key and all(
+            kept is rate and version == version_of(rate) is not None
+            for (kept, version), rate in zip(self.rates, rates, strict=True)
+        )
+
+    def masked(self, layer: str, weight: Tensor, dropout: Node) -> Tensor | None:
+        """`masked_weights` of a layer, kept until the weight changes; None if that cannot be told, or too large."""
+        masks = self.masks[dropout.name]
+        if masks.numel() * weight.shape[0] > _KEPT or masks.dtype != weight.dtype or not can_keep(weight):
+            return None
+        return kept_value(self.weights, layer, weight, lambda w: masked_weights(w, masks))

@@ -165,7 +165,7 @@ def _drawn(new: Builder, drop: Node, x: Node, p: float, shape: Shape) -> Node:
         ones = new.call(aten.ones_like.default, drop.args[0], shape=drop.shape)
         drawn = new.call(target, ones, p, True, shape=drop.shape)
         made = new.call(aten.mul.Tensor, x, drawn, shape=shape)
-    drawn.module, drawn.where = drop.module, drop.where
+    drawn.module, drawn.where, drawn.drawn = drop.module, drop.where, drop.origin
     return made
 
 
@@ -201,7 +201,7 @@ def _shape(node: Node) -> Shape:
     if not node.traits.elementwise:
         assert node.args[0].shape is not None and node.shape is not None
         first = list(node.args[0].shape)
-        last = node.shape[-1] if node.traits.linear or len(first) - 1 in _mixed(node) else first[-1]
+        last = node.shape[-1] if len(first) - 1 in _mixed(node) else first[-1]
         return (*first[:-1], last)
     ndim = max(map(len, shapes))
     wide = [(1,) * (ndim - len(s)) + tuple(s) for s in shapes]

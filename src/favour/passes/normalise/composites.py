@@ -20,15 +20,16 @@ from typing import Any
 import torch
 
 from favour.graph.node import Node, draws_numbers
+from favour.graph.traits import Argument, Operation
 from favour.passes.rewriting import Builder, Shape
 
 aten = torch.ops.aten
 
 Expansion = Callable[[Node, Builder, dict[str, Any]], Node | None]
-EXPANSIONS: dict[Any, Expansion] = {}
+EXPANSIONS: dict[Operation, Expansion] = {}
 
 
-def _expands(*targets: Any) -> Callable[[Expansion], Expansion]:
+def _expands(*targets: Operation) -> Callable[[Expansion], Expansion]:
     def register(function: Expansion) -> Expansion:
         for target in targets:
             EXPANSIONS[target] = function
@@ -53,7 +54,7 @@ def expand_composite(node: Node, new: Builder) -> Node | None:
     return expansion(node, new, arguments(node))
 
 
-def _shape(x: Any) -> Shape:
+def _shape(x: Argument) -> Shape:
     assert x.shape is not None
     return x.shape
 
@@ -272,11 +273,11 @@ def _einsum(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
 # ----------------------------------------------------------- norms by hand
 
 
-def _call(x: Any, *targets: Any) -> bool:
+def _call(x: Argument, *targets: Operation) -> bool:
     return isinstance(x, Node) and x.kind == "call" and x.target in targets
 
 
-def _squared(x: Any) -> Node | None:
+def _squared(x: Argument) -> Node | None:
     """The tensor that x is the square of."""
     if _call(x, aten.square.default):
         return x.args[0]
@@ -285,7 +286,7 @@ def _squared(x: Any) -> Node | None:
     return x.args[0] if _call(x, aten.mul.Tensor) and x.args[0] is x.args[1] else None
 
 
-def _reduced(x: Any, *targets: Any) -> tuple[Node, int] | None:
+def _reduced(x: Argument, *targets: Operation) -> tuple[Node, int] | None:
     """(t, axis) where x reduces t over one axis that is kept, and not the batch."""
     if not _call(x, *targets):
         return None
@@ -295,7 +296,7 @@ def _reduced(x: Any, *targets: Any) -> tuple[Node, int] | None:
     return (given["self"], dims[0]) if len(dims) == 1 and dims[0] and given["keepdim"] and biased else None
 
 
-def _centred(x: Any) -> tuple[Node, int] | None:
+def _centred(x: Argument) -> tuple[Node, int] | None:
     """(t, axis) where x is t − mean(t)."""
     if not _call(x, aten.sub.Tensor) or x.kwargs:
         return None
@@ -303,7 +304,7 @@ def _centred(x: Any) -> tuple[Node, int] | None:
     return found if found is not None and found[0] is x.args[0] else None
 
 
-def _normalised(new: Builder, x: Node, inner: Any) -> Node | None:
+def _normalised(new: Builder, x: Node, inner: Argument) -> Node | None:
     """x/√inner, where inner is mean(x²) + ε, or the variance of t + ε with x = t − mean(t)."""
     if not _call(inner, aten.add.Tensor, aten.add.Scalar) or isinstance(inner.args[1], Node) or inner.kwargs:
         return None
@@ -324,7 +325,7 @@ def _normalised(new: Builder, x: Node, inner: Any) -> Node | None:
     return _along(new, aten.rms_norm.default, x, axis, (None, eps))
 
 
-def _along(new: Builder, norm: Any, x: Node, axis: int, options: tuple[Any, ...]) -> Node | None:
+def _along(new: Builder, norm: Argument, x: Node, axis: int, options: tuple[Any, ...]) -> Node | None:
     """A norm over one axis, moved to the end for it."""
     shape = _shape(x)
     n = shape[axis]

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from favour.graph.node import Node, replace_nodes
-from favour.passes.normalise.lifting import Call, Lifted, Unmapped, is_dropped, lifts
+from favour.graph.traits import Argument, Operation
+from favour.passes.normalise.lifting import Call, Lifted, Unmapped, is_dropped, lifts, lifts_where
 from favour.passes.rewriting import Shape
 
 aten = torch.ops.aten
@@ -26,7 +27,7 @@ aten = torch.ops.aten
 _NAMES = "dim dims dim0 dim1 dim2 dimension axis axis0 axis1 source destination start_dim end_dim"
 
 
-def dimension_arguments(target: Any) -> list[int]:
+def dimension_arguments(target: Operation) -> list[int]:
     """Positions of the arguments that name dimensions of a tensor."""
     schema = getattr(target, "_schema", None)
     arguments = [] if schema is None else schema.arguments
@@ -36,20 +37,14 @@ def dimension_arguments(target: Any) -> list[int]:
 # ------------------------------------------------------------- entry by entry
 
 
+def _is_entry_wise(node: Node) -> bool:
+    pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    traits = node.traits
+    return node.draw is not None or pointwise or traits.elementwise or traits.keeps or traits.scalar is not None
+
+
+@lifts_where(_is_entry_wise)
 @lifts(
-    aten.clone.default,
-    aten.contiguous.default,
-    aten.alias.default,
-    aten.detach.default,
-    aten.lift_fresh_copy.default,
-    aten.to.dtype,
-    aten.to.dtype_layout,
-    aten.to.device,
-    aten.to.other,
-    aten._to_copy.default,
-    aten.type_as.default,
-    aten.dropout.default,
-    aten.alpha_dropout.default,
     aten.native_dropout.default,
     aten.zeros_like.default,
     aten.ones_like.default,
@@ -59,11 +54,6 @@ def dimension_arguments(target: Any) -> list[int]:
     aten.randn_like.default,
     aten.bernoulli.default,
     aten.bernoulli.p,
-    aten.where.self,
-    aten.where.ScalarOther,
-    aten.where.ScalarSelf,
-    aten.masked_fill.Scalar,
-    aten.masked_fill.Tensor,
 )
 def entry_wise(call: Call) -> Lifted:
     node = call.node
@@ -74,7 +64,7 @@ def entry_wise(call: Call) -> Lifted:
     rank, dropped = len(result), is_dropped(result)
     drawn = node.draw is not None or torch.Tag.nondeterministic_seeded in node.target.tags
 
-    def meets(x: Any) -> Any:
+    def meets(x: Argument) -> Any:
         x_is_drawn = drawn and x is node.args[0] and not call.depends(x)
         return call.kept(x) if x_is_drawn else call.aligned(x, rank, dropped)
 
@@ -94,12 +84,7 @@ def made_of_sizes(call: Call) -> Lifted:
     return made, True
 
 
-@lifts(
-    aten.new_zeros.default,
-    aten.new_ones.default,
-    aten.new_full.default,
-    aten.new_empty.default,
-)
+@lifts(aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.new_empty.default)
 def like_nothing(call: Call) -> Lifted:
     """Reads no more than the dtype of its argument."""
     node = call.node
@@ -130,6 +115,7 @@ def _spelled_out(call: Call, upto: int) -> list[Any]:
     return [call.argument(a.name) for a in schema[:count] if not a.kwarg_only]
 
 
+@lifts_where(lambda node: bool(dimension_arguments(node.target)))
 def along_dimensions(call: Call) -> Lifted:
     """Dimensions move by one, those counted from the end stay."""
     node, target = call.node, call.node.target
@@ -142,7 +128,7 @@ def along_dimensions(call: Call) -> Lifted:
     if target in (aten.stack.default, aten.unsqueeze.default, aten.diag_embed.default):  # dimensions of the result
         rank = len(call.shape)
 
-    def listed(d: Any) -> list[int]:
+    def listed(d: Argument) -> list[int]:
         if d is None or (isinstance(d, (list, tuple)) and not d):
             return list(range(rank))
         return [d] if isinstance(d, int) else list(d)
@@ -152,7 +138,7 @@ def along_dimensions(call: Call) -> Lifted:
     if 0 not in named and all(map(is_dropped, shapes)) and node.shape is not None and all(map(call.depends, tensors)):
         return call.as_it_is()
 
-    def moved(d: Any) -> Any:
+    def moved(d: Argument) -> Any:
         if d is None or (isinstance(d, (list, tuple)) and not d):
             return [i + 1 for i in range(rank)]
         if isinstance(d, int):
@@ -165,7 +151,7 @@ def along_dimensions(call: Call) -> Lifted:
     return call.call(target, *_wholes(args, call), shape=shape, **_wholes(kwargs, call)), True
 
 
-def _wholes(structure: Any, call: Call) -> Any:
+def _wholes(structure: Argument, call: Call) -> Any:
     """Arguments with every tensor among them for the batch."""
     return replace_nodes(structure, lambda n: call.swapped(n, call.kept) if n.shape is None else call.whole(n))
 
@@ -257,7 +243,7 @@ def index(call: Call) -> Lifted:
     return call.call(aten.index.Tensor, call.whole(x), [first, *others], shape=(call.batch, *call.shape)), True
 
 
-def _with_ones(call: Call, made: Any, was: Any, rank: int) -> Any:
+def _with_ones(call: Call, made: Argument, was: Argument, rank: int) -> Any:
     """An index that depends on the inputs, of `rank` dimensions behind the batch."""
     if not call.depends(was):
         return made
@@ -395,6 +381,3 @@ def repeat(call: Call) -> Lifted:
     if value.shape is not None and len(value.shape) <= len(call.shape):
         value = call.whole(x)
     return call.call(aten.repeat.default, value, [1, *counts], shape=(call.batch, *call.shape)), True
-
-
-from favour.passes.normalise import lifted_layers, lifted_products  # noqa: E402, F401  register the rest

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from favour.graph.traits import Argument
 from favour.passes.normalise.lifting import Call, Lifted, Unmapped, is_dropped, lifts
 from favour.passes.rewriting import Shape
 
@@ -122,7 +123,7 @@ def convolution(call: Call) -> Lifted:
     return _second(call, made), True
 
 
-def _second(call: Call, x: Any) -> Any:
+def _second(call: Call, x: Argument) -> Any:
     """The two axes behind the batch exchanged."""
     batch, one, two, *rest = x.shape
     return call.call(aten.transpose.int, x, 1, 2, shape=(batch, two, one, *rest))

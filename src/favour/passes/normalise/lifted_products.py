@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from favour.graph.traits import Argument
 from favour.passes.normalise.lifting import Call, Lifted, Unmapped, is_dropped, lifts
 from favour.passes.rewriting import Shape
 
@@ -18,7 +19,7 @@ def matmul(call: Call) -> Lifted:
     return _product(call, a, b, call.shape)
 
 
-def _product(call: Call, a: Any, b: Any, result: Shape) -> Lifted:
+def _product(call: Call, a: Argument, b: Argument, result: Shape) -> Lifted:
     ra, rb = len(call.shape_of(a)), len(call.shape_of(b))
     first, second = call.shape_of(a), call.shape_of(b)
     if ra == 2 and rb == 2 and is_dropped(first) and not call.depends(b):  # one row for each input
@@ -38,7 +39,7 @@ def _product(call: Call, a: Any, b: Any, result: Shape) -> Lifted:
     return made, not dropped
 
 
-def _matrix(call: Call, x: Any, rank: int, dropped: bool, at: int) -> Any:
+def _matrix(call: Call, x: Argument, rank: int, dropped: bool, at: int) -> Any:
     """A factor with the batch in front; a vector as a row or a column."""
     shape = call.shape_of(x)
     if len(shape) > 1:

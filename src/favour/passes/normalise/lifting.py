@@ -32,6 +32,7 @@ import torch
 from favour.errors import UnsupportedOperation
 from favour.graph.node import Graph, Node, replace_nodes
 from favour.graph.refusals import listed
+from favour.graph.traits import Argument, Operation
 from favour.passes.rewriting import Builder, Shape
 
 aten = torch.ops.aten
@@ -39,14 +40,25 @@ aten = torch.ops.aten
 Lifted = tuple[Node, bool]  # a node, and whether it has the axis of the batch on top of all the tensor's own
 Handler = Callable[["Call"], Lifted]
 
-OPERATIONS: dict[Any, Handler] = {}
+OPERATIONS: dict[Operation, Handler] = {}
+KINDS: list[tuple[Callable[[Node], bool], Handler]] = []  # of the others, the first that holds
 
 
-def lifts(*targets: Any) -> Callable[[Handler], Handler]:
+def lifts(*targets: Operation) -> Callable[[Handler], Handler]:
     """Register how operations are mapped over the batch."""
 
     def register(handler: Handler) -> Handler:
         OPERATIONS.update(dict.fromkeys(targets, handler))
+        return handler
+
+    return register
+
+
+def lifts_where(holds: Callable[[Node], bool]) -> Callable[[Handler], Handler]:
+    """Register how all other operations of a kind are mapped over the batch."""
+
+    def register(handler: Handler) -> Handler:
+        KINDS.append((holds, handler))
         return handler
 
     return register
@@ -205,7 +217,7 @@ class Call:
             raise Unmapped("draws numbers, and no input tells for how many inputs")
         return self._lifting.size
 
-    def depends(self, x: Any) -> bool:
+    def depends(self, x: Argument) -> bool:
         """Whether an argument is a tensor that differs from input to input."""
         return isinstance(x, Node) and x in self._lifting.values
 
@@ -227,11 +239,11 @@ class Call:
                 return self.node.args[i] if i < len(self.node.args) else self.node.kwargs.get(name, a.default_value)
         return None
 
-    def call(self, target: Any, *args: Any, shape: Shape | None, **kwargs: Any) -> Node:
+    def call(self, target: Operation, *args: Argument, shape: Shape | None, **kwargs: Argument) -> Node:
         """A new node."""
         return self.new.call(target, *args, shape=shape, **kwargs)
 
-    def swapped(self, structure: Any, each: Callable[[Node], Any]) -> Any:
+    def swapped(self, structure: Argument, each: Callable[[Node], Any]) -> Any:
         """Arguments with their tensors replaced: those that depend on the inputs by `each`, others by themselves."""
         values, plain = self._lifting.values, self._lifting.plain
         return replace_nodes(structure, lambda n: each(n) if n in values else plain[n])
@@ -261,7 +273,7 @@ class Call:
                 self._lifting.wholes[value] = known
         return known
 
-    def aligned(self, x: Any, rank: int, dropped: bool) -> Any:
+    def aligned(self, x: Argument, rank: int, dropped: bool) -> Any:
         """An argument that meets others of up to `rank` dimensions, which are stored without their first or not."""
         if not isinstance(x, Node):
             return x
@@ -315,17 +327,9 @@ def _draws(node: Node) -> bool:
 
 
 def handler_of(node: Node) -> Handler:
-    """How an operation is mapped."""
-    from favour.passes.normalise import lifted
-
-    found = OPERATIONS.get(node.target)
-    if found is not None:
-        return found
-    if node.draw is not None or torch.Tag.pointwise in getattr(node.target, "tags", ()) or node.traits.elementwise:
-        return lifted.entry_wise
-    if lifted.dimension_arguments(node.target):
-        return lifted.along_dimensions
-    return Call.as_it_is
+    """How an operation is mapped: as registered for it, else for operations like it, else as it is."""
+    kinds = (handler for holds, handler in KINDS if holds(node))
+    return OPERATIONS.get(node.target) or next(kinds, Call.as_it_is)
 
 
 def out_of_place(graph: Graph, batch: str) -> list[Node]:

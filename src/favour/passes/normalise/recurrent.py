@@ -22,18 +22,14 @@ a position is picked or the axes are exchanged again.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.utils.rnn import PackedSequence
 
-from favour.errors import UnsupportedOperation
 from favour.graph.node import Graph, Node, nodes_in, replace_nodes
 from favour.passes.normalise.steps import Weights, run, side_by_side, step
 from favour.passes.rewriting import Builder, Shape, rewrite
-from favour.rules.registry import RULES
 
 aten = torch.ops.aten
 
@@ -49,35 +45,6 @@ _CELLS = {
     aten.rnn_tanh_cell.default: "tanh",
     aten.rnn_relu_cell.default: "relu",
 }
-
-
-def check_recurrent(model: nn.Module) -> None:
-    """Have the recurrent layers of `model`, a private copy, refuse what cannot be unrolled."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.RNNBase):
-            module.register_forward_pre_hook(_refusing(name), with_kwargs=True)
-
-
-def _refusing(name: str) -> Callable[[nn.Module, tuple, dict[str, Any]], None]:
-    def check(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        x: Any = args[0] if args else kwargs["input"]
-        kind = type(module).__name__
-        if isinstance(x, PackedSequence):
-            raise UnsupportedOperation(
-                f"the {kind} `{name}` is given a PackedSequence, whose layout depends on the lengths of the sequences; "
-                "a prediction is one fixed sequence of operations. Pass the padded tensor (batch, T, n) and pick the "
-                "state at each length from the layer's output, `output[torch.arange(batch), lengths - 1]`."
-            )
-        steps = x.shape[1 if module.batch_first and x.ndim == 3 else 0]
-        if not isinstance(steps, int):
-            raise UnsupportedOperation(
-                f"the {kind} `{name}` (batch_first={module.batch_first}) is given a tensor of shape "
-                f"{tuple(str(s) if not isinstance(s, int) else s for s in x.shape)}, so that it would run over the "
-                "batch or over a dynamic size. The model's inputs have their batch in front and recurrent layers are "
-                "unrolled over a fixed length: give (batch, T, n) with batch_first=True, or transpose inside the model."
-            )
-
-    return check
 
 
 def unroll(graph: Graph) -> None:
@@ -149,7 +116,7 @@ class _Unrolling:
         if target is aten.cat.default:
             return self._joined(node, new)
         sources = [s for s in node.inputs if s in self.turned]
-        if target in _ENTRY_WISE or len(sources) > 1:
+        if node.traits.elementwise or len(sources) > 1:
             return self._entry_wise(node, new)
         if x not in self.turned or x.shape is None:
             return None
@@ -177,13 +144,12 @@ class _Unrolling:
             if dim == 1 and not whole:
                 return None
             return self._reshaped(new.call(target, x, _exchange(dim), start, end, step, shape=out), node)
-        if target in _REDUCTIONS:
+        if node.traits.reduces and node.shape is not None:
             return self._reduced(node, new)
         if target is aten.flip.default:
             axes = [_exchange(d % len(x.shape)) for d in rest[0]]
             return None if 0 in axes else self._reshaped(new.call(target, x, axes, shape=out), node)
-        entry = RULES.get(target)
-        if target in _ON_LAST_AXIS or (entry is not None and entry.pointwise is not None):
+        if node.claims("row_wise") or node.traits.keeps:
             made = new.call(target, *node.args, shape=out)
             made.kwargs = node.kwargs
             return self._reshaped(made, node)
@@ -195,7 +161,7 @@ class _Unrolling:
 
     def _entry_wise(self, node: Node, new: Builder) -> Node | None:
         """A sum or product of tensors that all have the batch second, or of one with numbers or a bias."""
-        if node.target not in _ENTRY_WISE or node.shape is None:
+        if not node.traits.elementwise or node.shape is None:
             return None
         for s in node.inputs:
             alike = s in self.turned and s.shape == _swapped(node.shape)
@@ -297,19 +263,6 @@ def _standing_for(node: Node, result: Node) -> Node:
 
 
 # --------------------------------------------------------------- exchanged axes
-
-_ON_LAST_AXIS = {
-    aten.linear.default,
-    aten.layer_norm.default,
-    aten.dropout.default,
-    torch.ops.favour.dropout.default,
-    aten.alias.default,
-    aten.clone.default,
-    aten.contiguous.default,
-    aten.to.dtype,
-}
-_ENTRY_WISE = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor}
-_REDUCTIONS = {aten.mean.dim, aten.sum.dim_IntList, aten.amax.default}
 
 
 def _exchange(axis: int) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from favour.graph.node import Node
+from favour.graph.traits import Argument, Operation
 from favour.passes.rewriting import Builder, Shape
 
 aten = torch.ops.aten
@@ -61,7 +61,7 @@ def step(new: Builder, own: Weights, seen: Node, state: list[Node]) -> list[Node
     assert seen.shape is not None
     shape: Shape = (seen.shape[0], own.hidden)
 
-    def apply(target: Any, *args: Any) -> Node:
+    def apply(target: Operation, *args: Argument) -> Node:
         return new.call(target, *args, shape=shape)
 
     def part(x: Node, index: int) -> Node:

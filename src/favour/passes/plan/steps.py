@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from favour.errors import InvalidType, InvalidValue, ShapeMismatch, UnknownName
-from favour.graph.capture import Graph, Node, nodes_in, replace_nodes
-from favour.graph.node import with_argument
+from favour.graph.node import Graph, Node, nodes_in, replace_nodes, with_argument
 from favour.graph.sizes import entries
+from favour.graph.traits import Argument
 from favour.passes.marking import mark_uncertain
 from favour.passes.normalise.commuting import rule_for
 from favour.passes.normalise.derived import DerivedNode, final_reads
@@ -76,7 +76,7 @@ class Plan:
     correction: tuple[dict[str, int], float] | None = None  # measured memory over predicted, and at which sizes
     mixed: set[str] = field(default_factory=set)  # parameters read several times, in ways that differ; see `Weight`
     batch: int | str | None = None  # the size of dimension 0, as in the nodes' shapes
-    row_wise: bool = False  # known to keep the inputs of a batch apart; see `favour.passes.plan.rows`
+    row_wise: bool = False  # known to keep the inputs of a batch apart; see `favour.methods.rows`
 
     def entries(self, shape: tuple[int | str, ...] | None) -> int:
         """How many numbers a tensor holds per input; a symbolic size that is not known counts as 1."""
@@ -165,7 +165,7 @@ def _rate_node(p: torch.Tensor, node: Node, constants: dict[str, torch.Tensor]) 
 def converted(graph: Graph, dtypes: Mapping[torch.dtype, torch.dtype]) -> Graph:
     """A copy of `graph` for tensors of other dtypes: what was made or converted in the code follows."""
 
-    def new(value: Any) -> Any:
+    def new(value: Argument) -> Any:
         return dtypes.get(value, value) if isinstance(value, torch.dtype) else value
 
     result = configure(graph, None)

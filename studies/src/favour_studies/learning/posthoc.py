@@ -2,6 +2,9 @@
 
     python -m favour_studies.learning.posthoc --data DIR --out results/learning_posthoc.json [--device cuda]
 
+Every repeat is kept in `--keep` (build/learning) as it ends, and not run again by the next call; so a longer run may
+be interrupted, and more repeats or sets may be added later.
+
 A LeNet without dropout is trained on all but 5,000 rows, and then, on the same rows and the 5,000 held out:
 
     plain         the network as it is
@@ -21,6 +24,7 @@ best tells held-out rows from themselves with their quadrants shuffled.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import time
 from pathlib import Path
@@ -283,33 +287,44 @@ def _pairs(repeats: list[dict[str, Any]], method: str, scores: list[str]) -> lis
     return [(o["test"][s], o["other"][s]) for o, s in zip(outputs, scores, strict=True)]
 
 
+def kept(name: str, seed: int, options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A repeat, from its file if it has been run."""
+    file = options.keep / f"{name}-{seed}-{options.share:g}.pt"
+    if file.is_file():
+        found = torch.load(file, weights_only=True)
+        return found["outputs"], found["notes"]
+    outputs, notes = repeat(name, seed, options.data, options.device, options.share)
+    notes["environment"] = record.environment(options.device)
+    options.keep.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(file.name + ".part")
+    torch.save({"outputs": outputs, "notes": notes}, part)
+    part.replace(file)
+    return outputs, notes
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True)
     parser.add_argument("--out", type=Path, default=Path("results/learning_posthoc.json"))
-    parser.add_argument("--sets", default="mnist,fashion_mnist")
+    parser.add_argument("--sets", default="mnist,fashion_mnist,cifar10")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--share", type=float, default=1.0, help="Of the rows.")
+    parser.add_argument("--keep", type=Path, default=Path("build/learning"))
     options = parser.parse_args()
-    result: dict[str, Any] = {"environment": record.environment(options.device), "repeats": options.repeats}
+    result: dict[str, Any] = {"environment": record.environment(options.device)}
     if options.out.is_file():
-        result = {**_read(options.out), **result}
+        result = {**json.loads(options.out.read_text()), **result}
     for name in options.sets.split(","):
         runs = []
         for seed in range(options.repeats):
-            runs.append(repeat(name, seed, options.data, options.device, options.share))
+            runs.append(kept(name, seed, options))
             print(name, seed, runs[-1][1], flush=True)
-        result[name] = measures(name, [r for r, _ in runs], [n for _, n in runs])
-        record.write(options.out, result)
+            found = measures(name, [r for r, _ in runs], [n for _, n in runs])
+            result[name] = found | {"repeats": len(runs), "share": options.share}
+            record.write(options.out, result)
         for method, entry in result[name]["methods"].items():
             print(name, method, {k: v["mean"] if isinstance(v, dict) else v for k, v in entry.items()}, flush=True)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    import json
-
-    return json.loads(path.read_text())
 
 
 if __name__ == "__main__":

@@ -4,12 +4,16 @@
 
 One hidden layer of 50 ReLUs, Gaussian noise of one variance; all numbers standardised by the rows trained on, results
 in the table's units. Every method gets the same rows, 10% of them held out, and the same number of updates; `NAME@time`
-is a sampled method with as many epochs as fit into the time that `closed` took on that split.
+is a sampled method with as many epochs as fit into the time that `closed` took on that split. Time is that of the
+processor, in one thread.
+
+Splits that the result file holds already are not run again, so a longer run may be interrupted and continued.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import multiprocessing as mp
 from pathlib import Path
@@ -58,22 +62,22 @@ def score(trained: Trained, x: Tensor, y: Tensor, scale: float) -> dict[str, flo
     return found
 
 
-def unit(job: tuple[str, int, str, float]) -> dict[str, Any]:
+def unit(job: tuple[str, int, str, float, tuple[str, ...]]) -> dict[str, Any]:
     """All methods on one split."""
-    name, split, data, share = job
+    name, split, data, share, methods = job
     torch.set_num_threads(1)
     rows, x, y, scale = rows_of(name, split, data)
     epochs = max(2, round(EPOCHS[name] * share))
     found: dict[str, Any] = {"set": name, "split": split, "epochs": epochs, "updates": epochs * rows.steps}
     seconds = {}
-    for method, train in METHODS.items():
-        trained = train(rows, epochs, split)
+    for method in methods:
+        trained = METHODS[method](rows, epochs, split)
         seconds[method] = trained.seconds
         found[method] = score(trained, x, y, scale)
         if split == 0 and trained.curve:
             every = max(1, len(trained.curve) // 50)
             found[method]["curve"] = [(i + 1, *trained.curve[i]) for i in range(0, len(trained.curve), every)]
-    for draws in (1, 10):
+    for draws in (d for d in (1, 10) if f"sampled{d}" in methods and "closed" in methods):
         longer = max(2, round(epochs * seconds["closed"] / seconds[f"sampled{draws}"]))
         trained = sampled(rows, longer, split, draws)
         found[f"sampled{draws}@time"] = score(trained, x, y, scale) | {"epochs": longer}
@@ -107,18 +111,26 @@ def main() -> None:
     parser.add_argument("--sets", default=",".join(UCI))
     parser.add_argument("--splits", type=int, default=20)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--share", type=float, default=1.0, help="Of the epochs.")
     options = parser.parse_args()
-    sets = options.sets.split(",")  # split by split, so that an interrupted run has all sets
-    jobs = [(name, split, options.data, options.share) for split in range(options.splits) for name in sets]
     units: list[dict[str, Any]] = []
-    with mp.get_context("spawn").Pool(options.workers, maxtasksperchild=4) as pool:
-        for done in pool.imap_unordered(unit, jobs):
-            units.append(done)
-            best = ", ".join(
-                f"{m} {done[m]['ll']:.3f} ({done[m]['seconds']:.0f} s)" for m in done if isinstance(done[m], dict)
-            )
-            print(f"{len(units)}/{len(jobs)} {done['set']} {done['split']}: {best}", flush=True)
+    if options.out.is_file():
+        before = json.loads(options.out.read_text())
+        if before["share"] != options.share:
+            parser.error(f"{options.out} has runs of --share {before['share']:g}; name another file.")
+        units = before["units"]
+    done = {(u["set"], u["split"]) for u in units}
+    sets = options.sets.split(",")  # split by split, so that an interrupted run has all sets
+    methods = tuple(options.methods.split(","))
+    jobs = [(name, split, options.data, options.share, methods) for split in range(options.splits) for name in sets]
+    jobs = [job for job in jobs if job[:2] not in done]
+    with mp.get_context("spawn").Pool(options.workers) as pool:
+        for found in pool.imap_unordered(unit, jobs):
+            units.append(found)
+            parts = {m: v for m, v in found.items() if isinstance(v, dict)}
+            line = ", ".join(f"{m} {v['ll']:.3f} ({v['seconds']:.0f} s)" for m, v in parts.items())
+            print(f"{len(units)} {found['set']} {found['split']}: {line}", flush=True)
             units.sort(key=lambda u: (u["set"], u["split"]))
             content = {"environment": record.environment(), "workers": options.workers, "share": options.share}
             record.write(options.out, content | {"summary": summarise(units), "units": units})

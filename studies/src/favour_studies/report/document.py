@@ -1,11 +1,12 @@
 """The whole page: one HTML file that needs nothing else, and the figures as files of their own.
 
-The page has no script, and its content security policy allows no request at all.
+Its content security policy allows no request at all, and no script but the one that sorts tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from html import escape
 from pathlib import Path
 
@@ -18,13 +19,13 @@ from favour_studies.report.overview import NAMES, headline, what_was_run
 from favour_studies.report.style import WIDE
 
 LEAD = (
-    "Mean and covariance of a network’s output under dropout or Gaussian weights, without sampling, against plain "
-    "inference and sampling. Every number and every sentence below is computed from the result files beside "
-    "this page."
+    "How many samples of a network one pass of Favour matches, and how many fit into the time it needs. Every number "
+    "and every sentence is computed from the result files beside this page; what is folded opens with a click, and a "
+    "column's title sorts its table."
 )
 SECTIONS: dict[str, Callable[[Results], str]] = {
-    "classification": calibration.classification,
-    "regression": calibration.regression,
+    "classification": partial(calibration.calibration, name="classification"),
+    "regression": partial(calibration.calibration, name="regression"),
     "ood": unfamiliar.ood,
     "jsd": small.jsd,
     "figures": small.figures,
@@ -65,9 +66,9 @@ def build(directory: str | Path, out: Path | None = None) -> Path:
 def page(results: Results) -> str:
     """The HTML of the report."""
     top = headline(results)
-    sections = [("headline", "Headline", top)] if top else []
-    sections.append(("runs", "What was run", what_was_run(results)))
+    sections = [("headline", "In short", top)] if top else []
     sections += [(name, NAMES[name], _section(results, name)) for name in EXPERIMENTS]
+    sections.append(("runs", "What was run", what_was_run(results)))
     when = max(str(f["environment"].get("when") or "") for f in results.files.values())
     written = escape(f"Results of {when}. " if when else "")
     footer = f"{written}Rebuilt with <code>favour report {escape(results.shown)}</code>."
@@ -84,7 +85,7 @@ def _section(results: Results, name: str) -> str:
         content = SECTIONS[name](results)
     notes = results[name].get("notes") or []
     if notes:
-        content += f'<div class="notes"><p>Notes</p>{pages.bullets(notes)}</div>'
+        content += pages.details("Notes", f'<div class="notes">{pages.bullets(notes)}</div>')
     return content
 
 

@@ -80,4 +80,4 @@ def plus_minus(text: str, kind: str = "", bold: bool = False) -> str:
     """A cell with `mean ± sd`, the latter small."""
     mean, sign, sd = escape(text).partition(" ± ")
     shown = f"<b>{mean}</b>" if bold else mean
-    return cell(f"{shown} <small>±{sd}</small>" if sign else shown, kind, markup=True)
+    return cell(f"{shown} <small>±{sd}</small>" if sign else shown, f"{kind} pm".strip(), markup=True)

@@ -1,4 +1,4 @@
-"""The first sections: the headline, what was run, and how near the trainings come to the paper's."""
+"""The first section and the last: the answer in short; what was run, and how near the trainings come to the paper's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,22 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from favour.pages import DASH, cell, count, group_row, head, number, paragraph, reading, row, row_head, seconds, table
+from favour.pages import (
+    DASH,
+    cell,
+    count,
+    details,
+    figure,
+    group_row,
+    head,
+    number,
+    reading,
+    row,
+    row_head,
+    seconds,
+    table,
+)
+from favour_studies.report import pictures
 from favour_studies.report.load import Results
 from favour_studies.report.markup import metric_name, model_name, plural
 from favour_studies.report.verdicts import (
@@ -18,6 +33,7 @@ from favour_studies.report.verdicts import (
     medians,
     settings,
     tallies,
+    tally_table,
     unmatched,
     worth_of,
 )
@@ -33,43 +49,39 @@ NAMES = {
 
 
 def headline(results: Results) -> str:
-    """Cards, the table of worth and cost, and the tallies of the bootstrap."""
+    """What a person forwards: cards, a picture and a table of worth and cost; the details are folded."""
     every = settings(results)
     if not every:
         return ""
     groups = {name: [s for s in every if s.experiment == name] for name in PRIMARY}
     groups = {name: own for name, own in groups.items() if own}
-    cards = [_card(name, [s for s in own if s.part == "test"]) for name, own in groups.items()]
-    wins = sum(bool(s.headline.get("sampling_wins")) for s in every)
-    sentences = [
-        "Worth: the number of samples whose quality one pass of Favour matches. Cost: what that pass takes, in forward "
-        "passes of plain inference and in samples of the sampler that runs the deterministic part of the network "
-        "only once, the strongest one compared with.",
-        f"In {wins} of {len(every)} settings sampling of equal time is better in at least one measure; the last column "
-        "says in which."
-        if wins
-        else "Sampling of equal time is better in no measure of any setting.",
-    ]
-    if any((results[name].get("profile") or {}).get("name") == "tiny" for name in results.files):
-        sentences.insert(0, "This was a trial in seconds (profile tiny): its numbers mean nothing.")
-    judged = {name: [s for s in groups.get(name, []) if s.part == "test"] for name in PRIMARY}
+    tested = {name: [s for s in own if s.part == "test"] for name, own in groups.items()}
     wanted = [("classification", "nll"), ("classification", "ece"), ("regression", "nll"), ("ood", "auroc")]
-    found = [
-        t
-        for name, m in wanted
-        if name in results
-        for t in tallies(judged[name], m, f"{TITLES[name]}, ", goal(results[name]))
-    ]
-    return "".join(
-        [
-            f'<div class="cards">{"".join(cards)}</div>',
-            reading(sentences),
-            _table(groups),
-            "<h3>Paired bootstrap over test inputs</h3>",
-            paragraph("One adjoint pass against the largest number of samples; 95% intervals."),
-            reading(found),
-        ]
-    )
+    found = [t for name, m in wanted if tested.get(name) for t in tallies(tested[name], m, goal(results[name]))]
+    parts = [f'<div class="cards">{"".join(_card(name, own) for name, own in tested.items())}</div>']
+    if any((results[name].get("profile") or {}).get("name") == "tiny" for name in results.files):
+        parts.append(reading(["This was a trial in seconds (profile tiny): its numbers mean nothing."], warning=True))
+    points = {name: [(s.title, s.headline, PRIMARY[name]) for s in own] for name, own in tested.items()}
+    chart, above, drawn = pictures.worth_and_cost(points)
+    if drawn:
+        says = (
+            f"In {above} of {drawn} settings a pass matches more samples than fit into its time: above the dashed line."
+        )
+        caption = (
+            "Samples that one pass matches, against the samples that take as long, in the first measure of each "
+            "setting. The sampler is the strongest one: it runs the deterministic part of the network only once."
+        )
+        left_out = sum(map(len, points.values())) - drawn
+        if left_out:
+            caption += f" {left_out} have no such number and are left out."
+        legend = pictures.legend(
+            [(m, f"full {c}", TITLES[n]) for n, (m, c) in pictures.EXPERIMENTS.items() if n in tested]
+        )
+        parts.append(figure("figure-worth", [chart.svg(says)], caption, legend, wide=True, says=says))
+    parts += [_short_table(tested), details("All measures and estimators", _table(groups))]
+    if found:
+        parts.append(details("Beside the largest number of samples", tally_table(found)))
+    return "".join(parts)
 
 
 def _card(name: str, own: Sequence[Setting]) -> str:
@@ -78,27 +90,52 @@ def _card(name: str, own: Sequence[Setting]) -> str:
     lost = [s for s in own if metric in (s.headline.get("sampling_wins") or [])]
     odd = sum(unmatched(s.headline, metric) for s in own)
     unit = "setting" if len(own) == 1 else "settings"
-    note = (
-        f'<p class="bad">Sampling of equal time wins in {len(lost)} of {len(own)} {unit}.</p>'
-        if lost
-        else f'<p class="good">Sampling of equal time wins in none of {len(own)} {unit}.</p>'
-    )
+    note = f"Samples of equal time are better in {len(lost) or 'none'} of {len(own)} {unit}."
     return (
         f'<div class="card"><h3>{escape(TITLES[name])}: {escape(metric_name(metric))}</h3>'
         f'<p class="big">{escape(plural(middle["worth"]))}</p>'
-        f"<p>matched by one pass, which takes as long as {escape(middle['cached'])} samples or "
-        f"{escape(middle['forwards'])} forward passes (medians).</p>{note}"
-        + (
-            f"<p>In {odd} {unit} few samples score better and many worse: no number equals it.</p></div>"
-            if odd
-            else "</div>"
-        )
+        f"<p>One pass matches them. It needs the time of {escape(plural(middle['cached']))}, or "
+        f'{escape(middle["forwards"])} forward passes (medians).</p><p class="{"bad" if lost else "good"}">{note}</p>'
+        + (f"<p>In {odd} {unit} few samples score better and many worse: no number equals it.</p>" if odd else "")
+        + "</div>"
     )
 
 
+def _short_table(groups: Mapping[str, Sequence[Setting]]) -> str:
+    """One line for each setting: what the pass matches in the first measure, what it needs, and which is better."""
+    titles = ["Setting", "Matches", "Needs", "Gain", "Samples of equal time"]
+    body = []
+    for name, own in groups.items():
+        metric = PRIMARY[name]
+        body.append(group_row(f"{TITLES[name]}, by {metric_name(metric)}", len(titles)))
+        for s in own:
+            wins = s.headline.get("sampling_wins") or []
+            timed = s.headline.get("cached_samples") is not None
+            body.append(
+                row(
+                    [
+                        row_head(s.title),
+                        cell(worth_of(s.headline, metric)),
+                        cell(count(s.headline.get("cached_samples"))),
+                        cell(gain(s.headline, metric)),
+                        cell(
+                            "better in " + ", ".join(map(metric_name, wins)) if wins else "worse" if timed else DASH,
+                            "left tight bad" if wins else "left tight",
+                        ),
+                    ]
+                )
+            )
+    caption = (
+        "Samples that one pass matches, and samples that fit into the time it needs. ≥: better than the largest number "
+        "run; ≤: the smallest is as good; *: but more samples, those of equal time among them, score worse."
+    )
+    return table("headline-table", caption, head(titles, ["Samples of equal time"]), body)
+
+
 def _table(groups: Mapping[str, Sequence[Setting]]) -> str:
-    titles = ["Setting", "Estimator", "Worth in samples", "Cost in forwards", "in cached samples", "in naive samples"]
-    titles += ["Worth ÷ cost", "Sampling of equal time"]
+    """Every estimator of every setting, in all measures."""
+    titles = ["Setting", "Estimator", "Matches", "Needs forwards", "Needs samples", "Or whole-network samples"]
+    titles += ["Gain", "Samples of equal time"]
     body = []
     for name, own in groups.items():
         body.append(group_row(TITLES[name], len(titles)))
@@ -106,30 +143,23 @@ def _table(groups: Mapping[str, Sequence[Setting]]) -> str:
             equivalent = {m: e for m, e in h["equivalent"].items() if e}
             matched = " · ".join(f"{metric_name(m)} {worth_of(h, m)}" for m in equivalent) or DASH
             cost, wins = h.get("cached_samples"), h.get("sampling_wins") or []
-            metric = PRIMARY[name]
-            verdict = DASH if cost is None else "wins in " + ", ".join(map(metric_name, wins)) if wins else "loses"
+            verdict = DASH if cost is None else "better in " + ", ".join(map(metric_name, wins)) if wins else "worse"
             body.append(
                 row(
                     [
                         *([row_head(setting.title, 1 + len(setting.others))] if i == 0 else []),
-                        cell(h.get("estimator") or "", "left"),
-                        cell(matched, "left"),
+                        cell(h.get("estimator") or DASH, "left tight"),
+                        cell(matched, "left tight"),
                         cell(count(h.get("forwards"))),
                         cell(count(cost)),
                         cell(count(h.get("naive_samples"))),
-                        cell(gain(h, metric)),
+                        cell(gain(h, PRIMARY[name])),
                         cell(verdict, "left tight bad" if wins else "left tight"),
                     ]
                 )
             )
-    return table(
-        "headline-table",
-        "How many samples one adjoint pass is worth, and what it costs. ≥: better than the largest number run; "
-        "≤: the smallest is as good; *: but more samples, those of equal time among them, score worse than the pass. "
-        "Worth ÷ cost: of the first measure, in cached samples.",
-        head(titles, ["Estimator", "Worth in samples", "Sampling of equal time"]),
-        body,
-    )
+    caption = "What one pass matches in every measure, and what it needs. Gain: in the first measure."
+    return table("worth-table", caption, head(titles, ["Estimator", "Matches", "Samples of equal time"]), body)
 
 
 def what_was_run(results: Results) -> str:
@@ -138,20 +168,25 @@ def what_was_run(results: Results) -> str:
     keys = list(next(iter(facts.values())))
     keys = [k for k in keys if any(f[k] != DASH for f in facts.values())]
     common = [k for k in keys if len({f[k] for f in facts.values()}) == 1]
-    body = [row([row_head(k), cell(next(iter(facts.values()))[k], "left wrap")]) for k in common]
-    parts = [
-        table("runs-table", "The same for everything in this report", head(["Property", "Value"], ["Value"]), body)
-    ]
-    varying = [k for k in keys if k not in common]
-    if varying:
-        rows = [row([row_head(NAMES[n]), *(cell(f[k], "left") for k in varying)]) for n, f in facts.items()]
-        titles = ["Experiment", *varying]
-        parts.append(table("runs-differences", "What differs between experiments", head(titles, varying), rows))
+    parts = []
     unfinished = [NAMES[n] for n, f in results.files.items() if f.get("complete") is False]
     if unfinished:
         text = f"Not finished when this was written: {', '.join(unfinished)}. The same command continues it."
         parts.append(reading([text], warning=True))
-    return "".join([*parts, _trainings(results)])
+    body = [row([row_head(k), cell(next(iter(facts.values()))[k], "left wrap")]) for k in common]
+    same = table("runs-table", "The same for everything in this report", head(["Property", "Value"], ["Value"]), body)
+    parts.append(details("The same for everything", same))
+    varying = [k for k in keys if k not in common]
+    if varying:
+        names = [NAMES[n] for n in facts]
+        rows = [row([row_head(k), *(cell(f[k], "left tight") for f in facts.values())]) for k in varying]
+        parts.append(
+            details(
+                "What differs between experiments",
+                table("runs-differences", "What differs between experiments", head(["Property", *names], names), rows),
+            )
+        )
+    return "".join([_trainings(results), *parts])
 
 
 def _facts(file: Json) -> dict[str, str]:
@@ -208,7 +243,8 @@ def _network(training: Json, names: Mapping[str, str]) -> str:
 
 
 def _trainings(results: Results) -> str:
-    rows: list[dict[str, str]] = []
+    """How near they come to the paper's, in a sentence and, folded, one by one."""
+    rows: dict[str, list[dict[str, str]]] = {}
     shares: list[tuple[float, str]] = []
     names = _names(results)
     for name, file in results.files.items():
@@ -219,10 +255,9 @@ def _trainings(results: Results) -> str:
                 share = epochs / paper if paper and epochs is not None else None
             if share is not None:
                 shares.append((share, network))
-            rows.append(
+            rows.setdefault(name, []).append(
                 {
                     "Network": network,
-                    "Experiment": NAMES[name],
                     "Epochs": _whole(epochs),
                     "The paper's": _whole(paper),
                     "Share": DASH if share is None else f"{number(100 * share, 2)}%",
@@ -233,14 +268,21 @@ def _trainings(results: Results) -> str:
                     "Time": seconds(t.get("seconds")),
                 }
             )
-    if not rows:
+    every = [r for own in rows.values() for r in own]
+    if not every:
         return ""
-    left = ("Experiment", "Device")
-    titles = [k for k in rows[0] if any(r[k] != DASH for r in rows)]
-    body = [row([row_head(r["Network"]), *(cell(r[k], "left" if k in left else "") for k in titles[1:])]) for r in rows]
+    titles = [k for k in every[0] if any(r[k] != DASH for r in every)]
+    body = []
+    for name, own in rows.items():
+        body.append(group_row(NAMES[name], len(titles)))
+        for r in own:
+            kinds = ("left tight" if k == "Device" else "" for k in titles[1:])
+            body.append(
+                row([row_head(r["Network"]), *(cell(r[k], kind) for k, kind in zip(titles[1:], kinds, strict=True))])
+            )
     caption = "Trainings, and how near they come to the paper's epochs. Time: of all networks trained together."
-    shown = table("trainings-table", caption if shares else "Trainings", head(titles, left), body)
-    return "<h3>Trainings</h3>" + reading(_nearness(shares)) + shown
+    shown = table("trainings-table", caption if shares else "Trainings", head(titles, ["Device"]), body)
+    return reading(_nearness(shares)) + details("Trainings, one by one", shown)
 
 
 def _nearness(shares: list[tuple[float, str]]) -> list[str]:

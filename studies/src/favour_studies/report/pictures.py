@@ -94,6 +94,36 @@ def _direction(metric: Json) -> str:
     return f"{metric['better']} is better"
 
 
+EXPERIMENTS = {
+    "classification": ("circle", "c-adjoint"),
+    "regression": ("triangle", "c-dplr"),
+    "ood": ("diamond", "c-cached"),
+}
+
+
+def worth_and_cost(points: Mapping[str, Sequence[tuple[str, Json, str]]]) -> tuple[Chart, int, int]:
+    """Samples matched against samples that take as long, with how many settings are above the diagonal, of how many.
+
+    Args:
+        points: By experiment, title, headline and measure of each setting.
+    """
+    placed = []
+    for name, own in points.items():
+        for title, headline, metric in own:
+            matched, cost = (headline["equivalent"].get(metric) or {}).get("samples"), headline.get("cached_samples")
+            if matched and cost:
+                placed.append((name, title, matched, cost))
+    axis = around([v for _, _, matched, cost in placed for v in (matched, cost)] or [1.0, 10.0], 0.06, log=True)
+    across = Axis(axis.low, axis.high, "samples that take as long", log=True)
+    chart = Chart(across, axis, "samples that one pass matches", 440, 290)
+    chart.line([axis.low, axis.high], [axis.low, axis.high], "line dash c-truth")
+    for name, title, matched, cost in placed:
+        marker, colour = EXPERIMENTS[name]
+        tip = f"{title}: matches {number(matched, 2)} samples in the time of {number(cost, 2)}"
+        chart.mark(cost, matched, marker, f"full {colour}", tip, 4)
+    return chart, sum(matched > cost for _, _, matched, cost in placed), len(placed)
+
+
 def samples_curve(model: Json, title: str) -> Chart | None:
     """AUROC of JSD against the number of samples; the adjoint pass stands at the number that takes as long."""
     curve = [(c["n"], c["auroc"]) for c in model.get("curve") or [] if c["auroc"] is not None]

@@ -1,38 +1,11 @@
-"""The part of the README that a full run generates: the main table, and two figures as SVG files."""
+"""The table of a full run that the documentation takes."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from favour.pages import DASH, count
-from favour_studies.report.document import drawings
-from favour_studies.report.load import Results, load
+from favour_studies.report.load import Results
 from favour_studies.report.markup import metric_name
 from favour_studies.report.verdicts import PRIMARY, TITLES, Json, Setting, method_name, settings, worth_of
-
-FIGURES = {
-    "classification-nll": "NLL against time: plain inference, sampling and Favour",
-    "sine": "A noisy sine: Favour's band and that of 1000 samples",
-}
-
-
-def section(directory: str | Path, figures: Path, prefix: str) -> str:
-    """Write the figures and return Markdown.
-
-    Args:
-        directory: Folder of results.
-        figures: Where the SVG files go.
-        prefix: The figures' folder as the README links it, such as `results/figures`.
-    """
-    results = load(directory)
-    drawn = drawings(results)
-    parts = [main_table(results)]
-    figures.mkdir(parents=True, exist_ok=True)
-    for name, alt in FIGURES.items():
-        if name in drawn:
-            (figures / f"{name}.svg").write_text(drawn[name], encoding="utf-8")
-            parts.append(f"![{alt}]({prefix}/{name}.svg)")
-    return "\n\n".join(parts)
 
 
 def main_table(results: Results) -> str:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from favour.pages import DASH, cell, figure, head, heading, number, reading, row, row_head, table
+from favour.pages import DASH, cell, details, figure, head, heading, number, row, row_head, table
 from favour_studies.report import pictures
 from favour_studies.report.load import Results
 from favour_studies.report.markup import model_name
@@ -50,17 +50,17 @@ def jsd(results: Results) -> str:
     titles = ["Logits", "closed form", "nodes", *(f"{n:,} samples" for n in numbers)]
     largest = max(p["reference_n"] for _, p in every)
     judged = f"Mean error of the divergence against that of many samples (up to {largest:,})"
+    concordance = table(
+        "table-jsd",
+        "Concordance with samples: Lin's coefficient (1 only on the diagonal), correlation, ratio of the means",
+        head(top) + second,
+        body,
+    )
     return "".join(
         [
-            reading([_jsd_words(title, panel) for title, panel in every]),
-            figure("figure-jsd", charts, caption, key),
-            table(
-                "table-jsd",
-                "Concordance with samples: Lin's coefficient (1 only on the diagonal), correlation, ratio of the means",
-                head(top) + second,
-                body,
-            ),
+            figure("figure-jsd", charts, caption, key, says=_jsd_words(every)),
             table("table-jsd-error", judged, head(titles), errors),
+            details("Concordance with samples", concordance),
         ]
     )
 
@@ -73,19 +73,16 @@ def _percent(value: float | None) -> str:
     return DASH if value is None else f"{number(100 * value, 2)}%"
 
 
-def _jsd_words(title: str, panel: Json) -> str:
-    n = max(panel["concordance"], key=int)
-    found, error = panel["concordance"][n], panel["error"]
-    ratio = found["ratio"]
-    way = "as large as" if abs(ratio - 1) < 0.02 else f"{number(ratio)} times"
-    text = f"{title}: against {int(n):,} samples Lin's concordance is {number(found['lin'])}; the closed form is on "
-    text += f"average {way} theirs. Its error against a great many samples is {_percent(error['lemma'])}"
-    if error.get("nodes") is not None:
-        text += f", that of the nodes {_percent(error['nodes'])}"
-    beaten = [int(k) for k, v in error.items() if k.isdigit() and v is not None and v > error["lemma"]]
-    text += f"; {max(beaten):,} samples are farther off than the closed form" if beaten else ""
-    closer = [int(k) for k, v in error.items() if k.isdigit() and v is not None and v <= error["lemma"]]
-    return text + (f"; {min(closer):,} samples are closer." if closer else ".")
+def _jsd_words(every: Sequence[tuple[str, Json]]) -> str:
+    """Between what the error lies, of the closed form and of the nodes."""
+    said = []
+    for name, key in (("the closed form", "lemma"), ("fixed nodes", "nodes")):
+        found = sorted((p["error"][key], title) for title, p in every if p["error"].get(key) is not None)
+        if found:
+            (low, near), (high, far) = found[0], found[-1]
+            span = f"between {_percent(low)} ({near}) and {_percent(high)} ({far})"
+            said.append(f"{name} by {span if len(found) > 1 else _percent(low)}")
+    return f"Off from the divergence of a great many samples: {'; '.join(said)}." if said else ""
 
 
 def figures(results: Results) -> str:
@@ -115,28 +112,28 @@ def figures(results: Results) -> str:
     return "".join(
         [
             heading("A noisy sine"),
-            reading(_sine_words(wave)),
             figure(
                 "figure-sine",
                 [pictures.sine(wave).svg(alt)],
                 f"y = sin x + noise, {wave['model']}. The bands are of the network's output, without the noise.",
                 pictures.legend(pictures.sine_legend(wave)),
                 wide=True,
+                says=_sine_words(wave),
             ),
             heading("Three predictions in the simplex"),
-            reading(_simplex_words(triangle)),
             figure(
                 "figure-simplex",
                 [c.svg(f"Simplex: {c.title}; draws of Favour and of samples") for c in pictures.simplex(triangle)],
                 caption,
                 key,
+                says=_simplex_words(triangle),
             ),
             table("table-simplex", "The three inputs in numbers", head(titles), body),
         ]
     )
 
 
-def _sine_words(wave: Json) -> list[str]:
+def _sine_words(wave: Json) -> str:
     low, high = min(wave["train_x"]), max(wave["train_x"])
     pairs = list(zip(wave["x"], wave["favour"]["stddev"], strict=True))
     inside = statistics.fmean(s for x, s in pairs if low <= x <= high)
@@ -144,27 +141,14 @@ def _sine_words(wave: Json) -> list[str]:
     sentences = []
     if wave.get("covariance_error") is not None:
         n = wave["samples"]["n"]
-        sentences.append(
-            f"Favour's variance differs from that of {n:,} samples by {_percent(wave['covariance_error'])}."
-        )
+        sentences.append(f"Variances are off from those of {n:,} samples by {_percent(wave['covariance_error'])}.")
     if outside and inside > 0:
         factor = statistics.fmean(outside) / inside
-        change = "the same" if abs(factor - 1) < 0.05 else f"{number(factor, 2)} times that"
-        sentences.append(
-            f"Where there are data the standard deviation is {number(inside, 2)} on average, beyond them {change}."
-        )
-    return sentences
+        change = "as wide" if abs(factor - 1) < 0.05 else f"{number(factor, 2)} times as wide"
+        sentences.append(f"Beyond the data the band is {change} on average.")
+    return " ".join(sentences)
 
 
-def _simplex_words(triangle: Json) -> list[str]:
-    sentences = []
-    for p in triangle["panels"]:
-        top = max(range(3), key=lambda i: p["favour_mean"][i])
-        sentences.append(
-            f"{p['title']}: {triangle['classes'][top]} with probability {p['favour_mean'][top]:.2f}; the divergence of "
-            f"the draws is {number(p['jsd_samples'], 2)}, by the closed form {number(p['jsd'], 2)}"
-            + (f", by nodes {number(p['jsd_nodes'], 2)}." if p.get("jsd_nodes") is not None else ".")
-        )
+def _simplex_words(triangle: Json) -> str:
     most = max(triangle["panels"], key=lambda p: p["jsd_samples"])
-    sentences.append(f"The draws disagree most at: {most['title'].lower()}.")
-    return sentences
+    return f"The draws disagree most at: {most['title'].lower()}."

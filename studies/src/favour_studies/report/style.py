@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 WIDE = """
+.pm{white-space:normal}.pm small{white-space:nowrap}
 td.paper,th.paper{color:var(--soft);font-weight:400;padding-left:0;font-size:.93em}
 [id^=table-ood]{font-size:.82rem}[id^=table-ood] tbody th[scope=rowgroup]{min-width:0}
 [id^=table-ood] :is(td,th){min-width:0;padding-left:.3rem;padding-right:.45rem}

@@ -11,7 +11,7 @@ from favour.pages import DASH, cell, details, figure, group_row, listed, number,
 from favour_studies.report import pictures
 from favour_studies.report.load import Results
 from favour_studies.report.markup import plus_minus
-from favour_studies.report.verdicts import bootstrap_table, goal, headline_words, settings, tallies
+from favour_studies.report.verdicts import bootstrap_table, goal, median_words, settings, tallies
 
 Json = Mapping[str, Any]
 
@@ -37,26 +37,20 @@ def ood(results: Results) -> str:
     )
     parts = [reading(_words(file, own))]
     if panels:
-        parts.append(figure("figure-ood", panels, caption, key))
-    parts += [_table(file, layout) for layout in file["tables"]]
-    verdicts = "Paired bootstrap over test inputs: AUROC of JSD, adjoint against the largest number of samples"
-    parts.append(bootstrap_table("ood-bootstrap", verdicts, own))
-    each = [f"{s.title}: {' '.join(headline_words(h))}" for s in own for h in (s.headline, *s.others)]
-    if each:
-        parts.append(details("Worth and cost, setting by setting, in words", reading(each)))
-    return "".join(parts)
+        parts.append(figure("figure-ood", panels, caption, key, says=median_words(own, "jsd")))
+    for layout in file["tables"]:
+        parts.append(details(f"{_title(layout)}, with the paper's numbers", _table(file, layout)))
+    caption = "Paired bootstrap over test inputs: AUROC of JSD, one pass against the largest number of samples"
+    verdicts = bootstrap_table("ood-bootstrap", caption, own)
+    return "".join([*parts, details("Every verdict of the paired bootstrap", verdicts) if verdicts else ""])
+
+
+def _title(layout: Json) -> str:
+    return f"{layout['id'].replace('table', 'Table ')}: {layout['title']}"
 
 
 def _words(file: Json, own: Sequence[Any]) -> list[str]:
-    sentences = tallies(own, "auroc", wanted=goal(file))
-    lost = [s.title for s in own if s.headline.get("sampling_wins")]
-    if own:
-        sentences.append(
-            f"Sampling of equal time has the better AUROC of JSD in {len(lost)} of {len(own)} settings: "
-            f"{'; '.join(lost)}."
-            if lost
-            else f"Sampling of equal time has the better AUROC of JSD in none of {len(own)} settings."
-        )
+    sentences = [t.words for t in tallies(own, "auroc", goal(file))[:1]]
     sentences += [_best_score(file), _against_paper(file)]
     sentences += [
         f"{p['trained_on']} against {p['unusual']} was not run: {p.get('why') or 'no reason was recorded'}"
@@ -140,10 +134,7 @@ def _table(file: Json, layout: Json) -> str:
             body.append(f'<tr><td class="left wrap" colspan="{columns}">Not run: {escape(why)}</td></tr>')
         for model in pair["models"]:
             body += _model_rows(model, measure, names)
-    caption = (
-        f"{layout['id'].replace('table', 'Table ')}: {layout['title']}, in per cent, mean ± sd. "
-        "Bold: the highest of ours for a network and score."
-    )
+    caption = f"{_title(layout)}, in per cent, mean ± sd. Bold: the highest of ours for a network and score."
     number_of = layout["id"].removeprefix("table")
     return table(f"table-ood-{number_of}", caption, f"<tr>{top}</tr><tr>{second}</tr>", body)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from favour.pages import DASH, cell, count, head, listed, number, row, row_head, signed, table
 from favour_studies.report.load import Results
-from favour_studies.report.markup import measured, metric_name, samples, worth
+from favour_studies.report.markup import measured, metric_name, plural, samples, worth
 
 Json = Mapping[str, Any]
 PRIMARY = {"classification": "nll", "regression": "nll", "ood": "jsd"}
@@ -34,7 +34,7 @@ class Setting:
         for each in (self.headline, *self.others):
             headline_words(each)  # a lookup that fails does so here, where the file is known
         for boot in self.bootstrap:
-            verdict_words(boot)
+            verdict(boot)
 
 
 def settings(results: Results) -> list[Setting]:
@@ -82,8 +82,7 @@ def gain(headline: Json, metric: str) -> str:
 def worth_words(headline: Json, metric: str) -> str:
     name, equivalent = metric_name(metric), headline["equivalent"][metric]
     if unmatched(headline, metric):
-        few = samples(equivalent["samples"])
-        return f"no number of samples in {name} ({few} score as well or better, more of them worse)"
+        return f"no number of samples in {name}"
     if equivalent.get("samples") is None:
         return f"an unknown number of samples in {name}"
     if equivalent.get("at_most"):
@@ -92,33 +91,29 @@ def worth_words(headline: Json, metric: str) -> str:
     return f"{at_least}{samples(equivalent['samples'])} in {name}"
 
 
-def cost_words(headline: Json) -> str:
-    """What one pass costs."""
-    parts = []
-    if headline.get("forwards") is not None:
-        parts.append(f"{count(headline['forwards'])} forward passes")
-    if headline.get("cached_samples") is not None:
-        cached = samples(headline["cached_samples"])
-        parts.append(f"the time of {cached} from the sampler that runs the deterministic trunk once")
-    if headline.get("naive_samples") is not None:
-        parts.append(f"of {samples(headline['naive_samples'])} that run the whole network")
-    return ", ".join(parts) if parts else "a time that was not measured"
-
-
-def headline_words(headline: Json) -> list[str]:
-    """Worth, cost, and where sampling wins."""
+def headline_words(headline: Json) -> str:
+    """What one pass matches and what it needs, in a line."""
     matched = listed([worth_words(headline, m) for m, e in headline["equivalent"].items() if e])
-    wins = headline.get("sampling_wins") or []
     how = f" with {headline['estimator']}" if headline.get("estimator") else ""
-    sentences = [f"One adjoint pass{how} matches {matched}. It costs {cost_words(headline)}."]
-    if headline.get("cached_samples") is None:
-        sentences.append("Without times, nothing can be said about sampling of equal time.")
-    elif wins:
-        sentences.append(f"Sampling wins in {listed([metric_name(m) for m in wins])}: in the same time it does better.")
-    else:
-        names = listed([metric_name(m) for m in headline["equivalent"]])
-        sentences.append(f"In the same time, sampling does not reach it in {names}.")
-    return sentences
+    time = "a time that was not measured"
+    if headline.get("cached_samples") is not None:
+        time = f"the time of {samples(headline['cached_samples'])}"
+    return f"One pass{how} needs {time} and matches {matched}."
+
+
+def median_words(every: Sequence[Setting], metric: str) -> str:
+    """What the median pass matches and needs, and where samples of equal time are better."""
+    middle = medians(every, metric)
+    lost = [s.title for s in every if metric in (s.headline.get("sampling_wins") or [])]
+    name, own = metric_name(metric), f"{len(every)} setting{'s' * (len(every) > 1)}"
+    text = (
+        f"The median pass needs the time of {plural(middle['cached'])} and matches {plural(middle['worth'])} in {name}"
+    )
+    return f"{text}; " + (
+        f"in {len(lost)} of {own} samples of equal time are better ({'; '.join(lost)})."
+        if lost
+        else f"in none of {own} are samples of equal time better."
+    )
 
 
 def measure_name(boot: Json) -> str:
@@ -130,18 +125,6 @@ def measure_name(boot: Json) -> str:
 def is_control(boot: Json) -> bool:
     """Whether samples were compared with samples."""
     return "control" in (boot.get("ours"), *str(boot.get("score")).split("_"))
-
-
-def verdict_words(boot: Json) -> str:
-    """One verdict of the bootstrap as a sentence."""
-    name = measure_name(boot)
-    interval = f"{signed(boot['low'])} … {signed(boot['high'])}"
-    theirs = method_name(boot["theirs"])
-    if boot["verdict"] == "worse":
-        return f"{name} is worse than that of {theirs} by {number(abs(boot['difference']), 2)} (95%: {interval})."
-    if boot["verdict"] == "better":
-        return f"{name} is better than that of {theirs} by {number(abs(boot['difference']), 2)} (95%: {interval})."
-    return f"{name} is not worse than that of {theirs} (difference {signed(boot['difference'])}, 95%: {interval})."
 
 
 def method_name(method: str) -> str:
@@ -164,11 +147,63 @@ def goal(file: Json) -> Goal | None:
     return Goal(summary["required"], summary.get("ours")) if "required" in summary else None
 
 
-def tallies(every: Sequence[Setting], metric: str, prefix: str = "", wanted: Goal | None = None) -> list[str]:
-    """For each estimator: in how many settings it is not worse, where it is and by how much, and what it costs.
+@dataclass(frozen=True)
+class Tally:
+    """One measure by one estimator, over all settings of an experiment: where it is not worse, and what it costs."""
 
-    The one that a goal is set for comes first, with whether it is met.
-    """
+    experiment: str
+    boots: Sequence[tuple[str, Json]]  # titles of settings, and their bootstrap
+    goal: Goal | None = None
+
+    @property
+    def shares(self) -> tuple[int, int, int]:
+        """In how many settings it is not worse, in how many of them better, and how many there are."""
+        verdicts = [b["verdict"] for _, b in self.boots]
+        return len(verdicts) - verdicts.count("worse"), verdicts.count("better"), len(verdicts)
+
+    @property
+    def wanted(self) -> str:
+        """The goal, if one is set for it, and whether it is met."""
+        first, (held, _, every) = self.boots[0][1], self.shares
+        if self.goal is None or self.goal.ours not in (None, first["ours"]) or is_control(first):
+            return ""
+        if every < self.goal.required:
+            return ""
+        return f"{self.goal.required}: {'met' if held >= self.goal.required else 'not met'}"
+
+    @property
+    def words(self) -> str:
+        """In a sentence."""
+        (held, better, every), first = self.shares, self.boots[0][1]
+        text = f"{measure_name(first)}: not worse than {method_name(first['theirs'])} in {held} of {every} "
+        text += f"setting{'s' * (every > 1)}" + (f", {better} of them better." if better else ".")
+        return text + (f" The goal was {self.wanted}." if self.wanted else "")
+
+    def row(self) -> str:
+        """Of the table of tallies."""
+        (held, better, every), first = self.shares, self.boots[0][1]
+        worse = [(abs(b["difference"]), title) for title, b in self.boots if b["verdict"] == "worse"]
+        most = f"{number(max(worse)[0], 2)} ({max(worse)[1]})" if worse else DASH
+        costs = [b["time"] for _, b in self.boots if b.get("time")]
+        middle = [
+            count(statistics.median(c[k] for c in costs)) if costs else DASH for k in ("forwards", "cached_samples")
+        ]
+        name = metric_name("jsd" if first.get("score") else first["metric"])
+        return row(
+            [
+                row_head(f"{TITLES[self.experiment]}: {name}"),
+                cell(first.get("estimator") or DASH, "left tight"),
+                cell(f"{held} of {every}", "bad" if held < every else "good"),
+                cell(str(better)),
+                cell(most, "left tight"),
+                cell(self.wanted or DASH, "left tight"),
+                *map(cell, middle),
+            ]
+        )
+
+
+def tallies(every: Sequence[Setting], metric: str, wanted: Goal | None = None) -> list[Tally]:
+    """One for each estimator; that which a goal is set for comes first."""
     groups: dict[str, list[tuple[str, Json]]] = {}
     for setting in every:
         for boot in setting.bootstrap:
@@ -176,30 +211,23 @@ def tallies(every: Sequence[Setting], metric: str, prefix: str = "", wanted: Goa
                 groups.setdefault(str(boot.get("score") or boot["ours"]), []).append((setting.title, boot))
     own = wanted.ours if wanted is not None else None
     ordered = sorted(groups.values(), key=lambda judged: own is not None and judged[0][1]["ours"] != own)
-    return [_tally(judged, prefix, wanted) for judged in ordered]
+    return [Tally(every[0].experiment, judged, wanted) for judged in ordered]
 
 
-def _tally(judged: Sequence[tuple[str, Json]], prefix: str, wanted: Goal | None) -> str:
-    first = judged[0][1]
-    worse = [(title, b) for title, b in judged if b["verdict"] == "worse"]
-    better = sum(b["verdict"] == "better" for _, b in judged)
-    costs = [b["time"] for _, b in judged if b.get("time")]
-    cost = ""
-    if costs:
-        forwards, cached = (statistics.median(c[k] for c in costs) for k in ("forwards", "cached_samples"))
-        cost = f" (median cost {count(forwards)} forward passes or {samples(cached)})"
-    text = f"{prefix}{measure_name(first)}{cost}: not worse than {method_name(first['theirs'])} "
-    text += f"in {len(judged) - len(worse)} of {len(judged)} setting{'s' * (len(judged) > 1)}"
-    text += f", {better} of them better." if better else "."
-    held = wanted is not None and wanted.ours in (None, first["ours"]) and not is_control(first)
-    if wanted is not None and held and len(judged) >= wanted.required:
-        text += (
-            f" The goal was {wanted.required}: {'met' if len(judged) - len(worse) >= wanted.required else 'not met'}."
-        )
-    if worse:
-        each = [f"{title} (by {number(abs(b['difference']), 2)})" for title, b in worse]
-        text += f" Worse: {'; '.join(each)}."
-    return text
+def tally_table(found: Sequence[Tally]) -> str:
+    """All of them; the last columns are medians."""
+    if not found:
+        return ""
+    theirs = method_name(found[0].boots[0][1]["theirs"])
+    titles = ["Measure", "Estimator", "Not worse", "Better", "Worst, by", "Goal", "Needs forwards", "Needs samples"]
+    caption = f"One pass beside {theirs}, paired bootstrap over test inputs, 95% intervals; medians of what it needs"
+    return table("tallies-table", caption, head(titles, ["Estimator", "Worst, by", "Goal"]), [t.row() for t in found])
+
+
+def verdict(boot: Json) -> str:
+    """That of a bootstrap; a worse one says by how much."""
+    by = f" by {number(abs(boot['difference']), 2)}" if boot["verdict"] == "worse" else ""
+    return str(boot["verdict"]) + by
 
 
 def bootstrap_table(name: str, caption: str, every: Sequence[Setting]) -> str:
@@ -208,23 +236,20 @@ def bootstrap_table(name: str, caption: str, every: Sequence[Setting]) -> str:
     for setting in every:
         for i, boot in enumerate(setting.bootstrap):
             metric = "jsd" if boot.get("score") else boot["metric"]
-            word = boot["verdict"]
-            if word == "worse":
-                word += f" by {number(abs(boot['difference']), 2)}"
             kind = {"worse": "bad", "better": "good"}.get(boot["verdict"], "")
+            time = boot.get("time") or {}
             body.append(
                 row(
                     [
                         *([row_head(setting.title, len(setting.bootstrap))] if i == 0 else []),
-                        cell(metric_name(metric), "left"),
-                        cell(boot.get("estimator") or DASH, "left"),
-                        cell(word, f"left {kind}".strip()),
+                        cell(metric_name(metric), "left tight"),
+                        cell(boot.get("estimator") or DASH, "left tight"),
+                        cell(verdict(boot), f"left tight {kind}".strip()),
                         cell(measured(boot["metric"], boot["ours_mean"])),
                         cell(measured(boot["metric"], boot["theirs_mean"])),
-                        cell(signed(boot["difference"])),
-                        cell(f"{signed(boot['low'])} … {signed(boot['high'])}"),
-                        cell(count((boot.get("time") or {}).get("forwards"))),
-                        cell(count((boot.get("time") or {}).get("cached_samples"))),
+                        cell(f"{signed(boot['difference'])} ({signed(boot['low'])} … {signed(boot['high'])})", "tight"),
+                        cell(count(time.get("forwards"))),
+                        cell(count(time.get("cached_samples"))),
                     ],
                     "first" if i == 0 else "",
                 )
@@ -232,8 +257,8 @@ def bootstrap_table(name: str, caption: str, every: Sequence[Setting]) -> str:
     if not body:
         return ""
     theirs = next(b["theirs"] for s in every for b in s.bootstrap)
-    titles = ["Setting", "Measure", "Estimator", "Verdict", "ours", method_name(theirs), "Difference", "95% interval"]
-    titles += ["Cost in forwards", "in cached samples"]
+    titles = ["Setting", "Measure", "Estimator", "Verdict", "Ours", method_name(theirs), "Difference (95%)"]
+    titles += ["Needs forwards", "Needs samples"]
     return table(name, caption, head(titles, ["Measure", "Estimator", "Verdict"]), body)
 
 

@@ -25,7 +25,7 @@ from favour.graph.node import Node
 from favour.graph.tracing import traced
 from favour.methods.across import covariance_between, moments_between
 from favour.methods.adjoint import Adjoint, ReverseSweep
-from favour.predictor.program import Program
+from favour.program.program import Program
 from favour.surrogate.value import Value, Weight
 
 MASKS = ("shared", "independent")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -19,12 +19,9 @@ from torch.utils import _pytree as pytree
 from favour.belief import Belief
 from favour.errors import InvalidType
 from favour.graph.dynamic import key_name
-from favour.graph.example import as_tensors
+from favour.graph.example import as_tensors, plain
 from favour.graph.node import Graph, Node
 from favour.graph.tracing import traced
-
-if TYPE_CHECKING:
-    from favour.predictor.predictor import Predictor
 
 F = TypeVar("F", bound=Callable[..., Any])
 _SHOWN = 5  # differences in one message
@@ -126,7 +123,7 @@ def accepts_arrays(method: F) -> F:
     """A method of a predictor that takes the model's arguments takes numpy arrays among them."""
 
     @wraps(method)
-    def wrapped(self: Predictor, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         if traced() or not _has_arrays(args, kwargs):
             return method(self, *args, **kwargs)
         args, kwargs = pytree.tree_map(lambda leaf: _tensor(self, leaf), (args, kwargs))
@@ -137,10 +134,10 @@ def accepts_arrays(method: F) -> F:
 
 
 def _has_arrays(args: tuple, kwargs: dict[str, Any]) -> bool:
-    return any(isinstance(leaf, np.ndarray) for leaf in pytree.tree_leaves((args, kwargs)))
+    return not plain(args, kwargs) and any(isinstance(x, np.ndarray) for x in pytree.tree_leaves((args, kwargs)))
 
 
-def _tensor(predict: Predictor, leaf: Any) -> Any:
+def _tensor(predict: Any, leaf: Any) -> Any:
     if not isinstance(leaf, np.ndarray):
         return leaf
     tensor = torch.tensor(leaf, device=predict.device)

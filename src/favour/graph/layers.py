@@ -1,4 +1,6 @@
-"""Multi-head attention with the batch in front.
+"""Layers of torch that a capture takes in another way than torch writes them.
+
+**Multi-head attention with the batch in front.**
 
 `torch.nn.MultiheadAttention` moves the batch behind the positions and folds it into the heads, while uncertain tensors
 keep it in front. The copy of the model that is captured computes the same numbers in another layout:
@@ -9,15 +11,21 @@ Calls that torch's layer understands and this one does not (no batch, batch seco
 
 `torch.nn.TransformerEncoder` and `TransformerDecoder` look into a mask to find out whether it is causal, which a
 capture cannot follow. The mask says all there is to say, so the copy does not look.
+
+**Recurrent layers** refuse what cannot be unrolled (`favour.passes.normalise.recurrent`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from favour.errors import UnsupportedOperation
 
 
 def put_batch_first(model: nn.Module) -> None:
@@ -25,6 +33,35 @@ def put_batch_first(model: nn.Module) -> None:
     for module in model.modules():
         if type(module) in _CAPTURED:
             module.__class__ = _CAPTURED[type(module)]
+
+
+def check_recurrent(model: nn.Module) -> None:
+    """Have the recurrent layers of `model`, a private copy, refuse what cannot be unrolled."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.RNNBase):
+            module.register_forward_pre_hook(_refusing(name), with_kwargs=True)
+
+
+def _refusing(name: str) -> Callable[[nn.Module, tuple, dict[str, Any]], None]:
+    def check(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        x: Any = args[0] if args else kwargs["input"]
+        kind = type(module).__name__
+        if isinstance(x, PackedSequence):
+            raise UnsupportedOperation(
+                f"the {kind} `{name}` is given a PackedSequence, whose layout depends on the lengths of the sequences; "
+                "a prediction is one fixed sequence of operations. Pass the padded tensor (batch, T, n) and pick the "
+                "state at each length from the layer's output, `output[torch.arange(batch), lengths - 1]`."
+            )
+        steps = x.shape[1 if module.batch_first and x.ndim == 3 else 0]
+        if not isinstance(steps, int):
+            raise UnsupportedOperation(
+                f"the {kind} `{name}` (batch_first={module.batch_first}) is given a tensor of shape "
+                f"{tuple(str(s) if not isinstance(s, int) else s for s in x.shape)}, so that it would run over the "
+                "batch or over a dynamic size. The model's inputs have their batch in front and recurrent layers are "
+                "unrolled over a fixed length: give (batch, T, n) with batch_first=True, or transpose inside the model."
+            )
+
+    return check
 
 
 class BatchFirstAttention(nn.MultiheadAttention):

@@ -4,7 +4,7 @@
     leaves of a call     →  bind: what the method works with            →  run: one belief per output
 
 It holds the tensors that the network reads. Those of a model are shared with it, so that a program follows the model
-when an optimiser steps or a state dict is loaded (`favour.predictor.following`); moved elsewhere it has copies of its
+when an optimiser steps or a state dict is loaded (`favour.program.following`); moved elsewhere it has copies of its
 own, and the model stays where it is. `Predictor` is its face.
 """
 
@@ -25,15 +25,15 @@ from favour.graph.sizes import bound_sizes
 from favour.graph.tracing import traced
 from favour.methods.memory import measure, rows_within
 from favour.methods.method import Bound, Method, Numerics
+from favour.methods.rows import check_rows
 from favour.methods.sampling import Sampler
 from favour.passes.normalise.lookups import check_lookups, find_lookups
-from favour.passes.plan.rows import check_rows
 from favour.passes.plan.steps import Plan, converted, make_plan
 from favour.posterior import Posterior
-from favour.predictor.arguments import leaves_of
-from favour.predictor.following import Link, Origin, Watch, same_graph
-from favour.predictor.structure import Structure
-from favour.predictor.tensors import (
+from favour.program.arguments import leaves_of
+from favour.program.following import Link, Origin, Watch, same_graph
+from favour.program.structure import Structure
+from favour.program.tensors import (
     Cached,
     Store,
     attach,

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -23,26 +22,14 @@ from favour.errors import CaptureError, FavourError, InvalidType, InvalidValue, 
 from favour.graph.apart import mixes_inputs, same_function
 from favour.graph.dynamic import Dynamic
 from favour.graph.example import split_example
-from favour.graph.node import Graph, Node, draws_numbers, nodes_in, replace_nodes
+from favour.graph.node import Graph, Node
 from favour.graph.refusals import named
 from favour.graph.silent import warn_of_functions
 from favour.graph.taking import Taking, copied_structure
+from favour.passes.normalise import lifted, lifted_layers, lifted_products  # noqa: F401  they register
 from favour.passes.normalise.lifting import depends_on_draws, lift, meetings, out_of_place
 from favour.passes.normalise.one_input import of_one_input
 from favour.passes.pipeline import normalise
-
-__all__ = [
-    "Graph",
-    "Node",
-    "capture",
-    "copied_structure",
-    "draws_numbers",
-    "nodes_in",
-    "replace_nodes",
-    "split_example",
-]
-
-aten = torch.ops.aten
 
 
 def capture(model: nn.Module, example: Any, *, dynamic: Dynamic = None, batched: bool = True) -> Graph:
@@ -85,13 +72,13 @@ def _of_batches(taking: Taking) -> Graph:
     own = [made[n] for n in graph.inputs if n is not None and n.shape and n.shape[0] == symbol]
     uncertain = any(node in depends_on_draws(graph) for node in displaced)
     try:
-        lifted = lift(single, own, symbol, batched=True)
+        mapped = lift(single, own, symbol, batched=True)
     except UnsupportedOperation:
         if uncertain:
             raise
         return graph
-    if same_function(graph, lifted, symbol, *taking.tensors(3)):
-        return lifted
+    if same_function(graph, mapped, symbol, *taking.tensors(3)):
+        return mapped
     if uncertain:
         raise UnsupportedOperation(_MIXED.format(named(meetings(graph, symbol))))
     return graph
