@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 
 import torch
 
-import torch
-
 # Held around every use of `torch.export`. Its tracer puts a dispatch mode on a stack that the whole process shares
 # (`torch._ops._mode_stack_state_for_pre_dispatch`), and patches modules while it runs, so a second one fails half-way.
 # Predictions go on meanwhile: the mode concerns only the thread that traces.
