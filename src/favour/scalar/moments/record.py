@@ -31,7 +31,7 @@ class Moments(NamedTuple):
 
 def widen(mean: Tensor, variance: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, torch.dtype]:
     """Mean and variance broadcast together, in at least float32; and the dtype to return the answer in."""
-    if mean.shape != variance.shape:
+    if torch.compiler.is_compiling() or mean.shape != variance.shape:
         mean, variance = torch.broadcast_tensors(mean, variance)
     out = torch.promote_types(mean.dtype, variance.dtype)
     work = dtype or torch.promote_types(out, torch.float32)
