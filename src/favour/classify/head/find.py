@@ -226,8 +226,10 @@ def _cost(node: Node) -> float:
         return 0
     work = float(multiplications(node))
     kernel = node.args[1] if 1 in node.traits.weights and len(node.args) > 1 else None
-    if isinstance(kernel, Node) and kernel.shape is not None and len(kernel.shape) > 2:  # a convolution's
-        work *= 1 + _SHORT / math.prod(int(s) for s in kernel.shape[1:])
+    sizes = kernel.shape if isinstance(kernel, Node) and kernel.shape is not None else ()
+    whole = [s for s in sizes if isinstance(s, int)]
+    if len(sizes) > 2 and len(whole) == len(sizes):  # a convolution's: a product of tensors has the batch in both
+        work *= 1 + _SHORT / math.prod(whole[1:])
     if node.traits.pool is not None and isinstance(node.args[0], Node):
         work += _POOLED * size(node.args[0])
     return work + _ENTRY * size(node)
