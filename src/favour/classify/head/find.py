@@ -17,6 +17,7 @@ import torch
 from favour.classify.head.masked import Tables
 from favour.errors import InvalidValue
 from favour.graph.node import Graph, Node, nodes_in
+from favour.graph.tracing import traced
 from favour.methods.cost import multiplications
 from favour.passes.marking import mark_uncertain
 from favour.program.propagator import Propagator
@@ -107,7 +108,7 @@ def find_head(predict: Propagator, n: int | None = None) -> Head | None:
     if predict.method.unchecked():  # its law is not that of draws of the last layers
         return None
     program = predict.program
-    if torch.compiler.is_compiling() and not program.knows("heads"):
+    if traced() and not program.knows("heads"):
         return None
     return program.once("heads", lambda: Heads(_find(predict))).with_draws(n)
 
