@@ -44,6 +44,7 @@ from favour.passes.capture import capture
 from favour.passes.plan.steps import configure
 from favour.posterior import Posterior
 from favour.predictor.predictor import Predictor
+from favour.program.program import Program
 
 REFERENCE, CHUNK = 2000, 500
 GOOD, BAD = 0.15, 0.3
@@ -67,7 +68,7 @@ def predictors(graph: Graph, model: nn.Module) -> dict[str, Predictor]:
     for setting, options in SETTINGS.items():
         asked = method_of(**options)
         asked.validate(Numerics())
-        made[setting] = Predictor(configure(graph, None), asked, Posterior.wrap(None), model)
+        made[setting] = Predictor(Program(configure(graph, None), asked, Posterior.wrap(None), model))
     return made
 
 

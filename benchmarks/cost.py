@@ -3,14 +3,17 @@
 784-400-400-10, batch 512, two threads: every method eager and compiled. Then how cost grows with width.
 
     python benchmarks/cost.py [--quick]
+    python benchmarks/cost.py --against PATH [--rounds 60]        beside another checkout, see `against`
 """
 
 from __future__ import annotations
 
+import argparse
 import math
-import sys
+from pathlib import Path
 
 import torch
+from against import compare
 from common import keep_freed_memory, time_all, write
 from networks import mlp, with_dropout
 
@@ -90,11 +93,19 @@ def exponent(settings: dict, widths: list[int], batch: int, rounds: int) -> dict
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--against", type=Path, metavar="PATH")
+    parser.add_argument("--rounds", type=int, default=60)
+    asked = parser.parse_args()
+    if asked.against is not None:
+        write("cost_against", compare(asked.against, asked.rounds))
+        return
     keep_freed_memory()
     torch.set_num_threads(2)
     torch.manual_seed(0)
     torch._dynamo.config.recompile_limit = 64  # every predictor compiled here counts
-    quick = "--quick" in sys.argv
+    quick = asked.quick
     with torch.no_grad():
         rows = costs(10 if quick else 25)
         for name, row in rows.items():

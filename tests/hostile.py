@@ -22,13 +22,13 @@ from torch.utils import _pytree as pytree
 
 import favour
 from favour.graph.node import Graph, Node
+from favour.graph.traits import traits_of
 from favour.methods import Numerics
 from favour.methods.keywords import method_of
 from favour.passes.plan.steps import configure
 from favour.posterior import Posterior
 from favour.predictor.predictor import Predictor
 from favour.program.program import Program
-from favour.rules.maxima import WITH_INDICES
 
 aten = torch.ops.aten
 
@@ -198,7 +198,7 @@ class Probe:
             leaves.append(table[id(v)] if id(v) in table else constant(f"c{i}", v) if isinstance(v, Tensor) else v)
         result = self.case.on_means(*pytree.tree_unflatten(values, self.spec))
         args = pytree.tree_unflatten(leaves, self.spec)
-        several = isinstance(result, (list, tuple)) or self.case.op in WITH_INDICES
+        several = isinstance(result, (list, tuple)) or traits_of(self.case.op).indices
         call = made("op", "call", None if several else result, self.case.op, args, **self.case.kwargs)
         outputs = [call]
         if several:

@@ -296,3 +296,21 @@ def test_nothing_uncertain_and_no_inputs(tmp_path):
     torch.testing.assert_close(
         loaded.refine(x, 9, generator=seeds[0]).mean, predict.refine(x, 9, generator=seeds[1]).mean
     )
+
+
+def test_a_noise_that_is_not_as_its_rule_says_is_found_out(monkeypatch):
+    """Known moments that the draws do not have would bias the answer: then everything is sampled plainly."""
+    x = torch.tensor([[0.7, -0.4]], dtype=torch.float64)
+    predict = compiled(tiny(), x)
+    _, covariance = moments(predict, x)
+
+    def wrong(*args, **kwargs):
+        control, values = control_of(*args, **kwargs)
+        control.covariance = 2 * control.covariance
+        return control, values
+
+    monkeypatch.setattr("favour.program.refine.control_of", wrong)
+    found = predict.refine(x, 20_000, generator=torch.Generator().manual_seed(0))
+    assert found.missing == ("everything, since a noise is not as its rule says",)
+    assert found.share == 1
+    assert ((found.covariance_matrix - covariance).abs() < 4.5 * found.covariance_error).all()

@@ -74,3 +74,8 @@ def without_caches(output: Any) -> Any:
         return leaf if isinstance(leaf, (*_PLAIN, torch.SymInt, torch.SymFloat, torch.SymBool)) else None
 
     return pytree.tree_map(kept, output, is_leaf=is_cache)
+
+
+def plain(args: tuple, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call is of tensors alone; a walk through nested arguments takes long beside one small input."""
+    return not kwargs and all([isinstance(x, Tensor) for x in args])

@@ -65,8 +65,8 @@ class Node:
         """What a call draws, as dropout does."""
         return self.traits.draws
 
-    def claims(self, trait: str) -> bool:
-        """Whether a trait that may depend on the further arguments holds of this call."""
+    def claims(self, trait: str) -> Any:
+        """A trait that may depend on the further arguments, of this call."""
         return holds(getattr(self.traits, trait), *self.args[1:], **self.kwargs)
 
     @property

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -124,45 +124,45 @@ class Traits:
         elementwise: An entry of the result depends on that entry of the tensor arguments, which broadcast.
         affine: Positions of arguments in which it is affine, the others given; element-wise.
         homogeneous, monotone: In the first argument; a function of the further arguments where they decide.
-        image: Bounds of the result, whatever the arguments.
-        bounds: Bounds of the result from those of the arguments, (low, high) each; numbers arrive as such bounds.
         power: The result is x to this power, a number or a function of the further arguments.
-        scalar: How it acts on scalar functions, `favour.scalar.composed`; for arithmetic of several of them.
+        scalar: How it acts on functions of one variable, see `favour.scalar.composed`.
 
-    Entries and where they are:
+    Where entries come from:
         keeps: The result has the entries of its first argument at their places: copies, dtypes, devices.
         ordered: The same entries in the same order, in another shape.
         permutes: Every entry of the argument once, somewhere else.
         within: Its entries are entries of the argument, or averages of some.
-        sums: Sums or averages of entries, with weights ≥ 0.
-        row_wise: Acts on each row of the last axis alone.
+        sums: Sums of entries with weights ≥ 0, or of their squares.
+        row_wise: Acts on each row of the last axis alone; or as the further arguments have it.
         mixes: (the first argument's shape, *further arguments) to the dimensions along which an entry of the result
             reads several entries of it. All other dimensions keep their places.
         reduces: Takes (x, dims, keepdim) and reduces over dims.
-        inverse: Of a view: (base, value, rest, size) to the operation and arguments that write `value` back into
-            `base`, given the view's further arguments and the base's sizes; None where it cannot.
-        pieces: (index, rest, size) to the view that piece `index` of the result is, an operation and its further
-            arguments.
+        pool: Reduces windows of each channel, `"regular"` ones or `"adaptive"` ones.
+        maximum: To their largest entry.
+        indices: Its results are values and where they were.
+        inverse: Of a view: (base, value, *further arguments) to the operation and arguments that write `value` back
+            into `base`; None where it is not known.
+        pieces: (index, the argument's shape, *further arguments) to the view that piece `index` of the result is, an
+            operation and its further arguments; None where it is not known.
+
+    What its numbers are:
+        bounds: Bounds of the result (low, high), or of those of the arguments a function that gives them: numbers and
+            tensors arrive as bounds, lists as lists of them.
+        link: Makes probabilities.
 
     What it reads and makes:
         draws: What it draws.
         random: It draws something else, and has a rule that knows of it.
         shape_only: Reads the shape of its arguments, never their values.
-        lookup: Its arguments to what they look up: (index, table, axis, negative counts from the end).
-        own_weight: Its rule reads a parameter with a posterior itself; a draw of it for each input would not do.
+        lookup: Its arguments to what they look up: (index, table, axis, whether negative ones count from the end).
+        weights: Positions of the arguments that its rule reads as weights, in which the result is linear.
         norm: A norm with a weight and a bias.
-        link: Makes probabilities.
-        pool: Reduces windows of each channel; `maximum`: to their largest entry, else to their average.
-        indices: Its results are values and where they were.
-        linear: Its result is linear in a weight, a product's or a table's.
     """
 
     elementwise: bool = False
     affine: tuple[int, ...] = ()
     homogeneous: Claim = False
     monotone: Claim = False
-    image: Range | None = None
-    bounds: Callable[..., Range] | None = None
     power: float | Callable[..., Any] | None = None
     scalar: Callable[..., Any] | None = None
     keeps: bool = False
@@ -170,22 +170,22 @@ class Traits:
     permutes: bool = False
     within: bool = False
     sums: bool = False
-    row_wise: bool = False
+    row_wise: Claim = False
     mixes: Callable[..., Collection[int]] | None = None
     reduces: bool = False
+    pool: Literal["regular", "adaptive"] | None = None
+    maximum: bool = False
+    indices: bool = False
     inverse: Callable[..., tuple[Any, tuple] | None] | None = None
     pieces: Callable[..., tuple[Any, tuple] | None] | None = None
+    bounds: Range | Callable[..., Range] | None = None
+    link: Link | None = None
     draws: Draw | None = None
     random: bool = False
     shape_only: bool = False
     lookup: Callable[..., list[tuple[Any, Any, int, bool]]] | None = None
-    own_weight: bool = False
+    weights: tuple[int, ...] = ()
     norm: Affine | None = None
-    link: Link | None = None
-    pool: bool = False
-    maximum: bool = False
-    indices: bool = False
-    linear: bool = False
 
     def merged(self, other: Traits) -> Traits:
         """These and the other's."""
@@ -223,6 +223,6 @@ def traits_of(target: Operation) -> Traits:
         return NONE
 
 
-def holds(claim: Claim, *args: Argument, **kwargs: Argument) -> bool:
-    """Whether a claim is true for these further arguments."""
+def holds(claim: Any, *args: Any, **kwargs: Any) -> Any:
+    """What a claim is for these further arguments."""
     return claim(*args, **kwargs) if callable(claim) else claim

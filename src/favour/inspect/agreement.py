@@ -25,6 +25,7 @@ from torch import Tensor
 
 from favour.belief import Belief
 from favour.belief.covariance import Directional, flatten_event, square_root
+from favour.belief.refined import estimate
 
 OUTPUTS = 64  # covariances are compared for so many outputs at most
 GROUPS = 10
@@ -90,11 +91,46 @@ class Tally:
             "sampled_mean": mean + shift,
             "sampled_stddev": variance.sqrt(),
             "mean_z": -shift / mean_se,
+            "mean_gap": shift.square() - mean_se.square(),
             "variance_z": (predicted - variance) / variance_se,
             "variance_gap": (predicted - variance).square() - variance_se.square(),
             "covariance_gap": gap,
             "covariance_noise": noise,
             "covariance_size": size,
+            "plain_noise": noise,
+        }
+
+    def corrected(self, draws: Tensor, line: Tensor, known: Tensor) -> dict[str, Tensor]:
+        """`statistics` of all draws, with a control variate (`favour.belief.refined`).
+
+        Args:
+            draws: All that were added, (n, B, *event).
+            line: Of the control variate at these draws, (n, B, outputs).
+            known: Its covariance, (B, outputs, outputs).
+        """
+        plain, at = self.statistics(), self.entries
+        draws = flatten_event(draws.double() - self.mean, 2)
+        shift, matrix, mean_se, matrix_se = estimate(draws, line.double(), known.double())
+        raw, event = plain["sampled_stddev"].square(), self.mean.shape
+        diagonal, variance_se = (m.diagonal(dim1=-2, dim2=-1).reshape(event) for m in (matrix, matrix_se))
+        # Without bias, and so below zero now and then where draws are few.
+        variance = torch.where(raw > 0, torch.where(diagonal > 0, diagonal, raw), 0)
+        least = torch.finfo(self.belief.dtype).eps * (1 + self.mean.abs())
+        shift, mean_se = shift.reshape(event), torch.maximum(mean_se.reshape(event), least)
+        variance_se = torch.maximum(variance_se, least.square())
+        gap = self.belief.variance.double() - variance
+        some, noise = matrix[:, at][:, :, at], matrix_se[:, at][:, :, at].square().sum((-2, -1))
+        size = some.square().sum((-2, -1))
+        return plain | {
+            "sampled_mean": self.mean + shift,
+            "sampled_stddev": variance.sqrt(),
+            "mean_z": -shift / mean_se,
+            "mean_gap": shift.square() - mean_se.square(),
+            "variance_z": gap / variance_se,
+            "variance_gap": gap.square() - variance_se.square(),
+            "covariance_gap": (self.covariance - some).square().sum((-2, -1)),
+            "covariance_noise": noise,
+            "covariance_size": torch.maximum(size - noise, 0.1 * size),
         }
 
     def errors(self) -> tuple[Tensor, Tensor]:

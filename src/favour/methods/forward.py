@@ -116,7 +116,8 @@ def forward(bound: Bound, representation: Representation, *, keep_tape: bool = F
         if isinstance(node, DerivedNode):
             return weight_of(step, values, here)
         made = surrogate_of(step, values, here)
-        note_readings(node, made, sweep.values)
+        if bound.posterior.names:
+            note_readings(node, made, sweep.values)
         results = []
         for surrogate in made if isinstance(made, list) else [made]:
             value = representation.absorb(surrogate, step, sweep)

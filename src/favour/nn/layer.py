@@ -76,10 +76,11 @@ class MeanFieldLayer(BayesLayer):
     weight_log_std: nn.Parameter
     bias_log_std: nn.Parameter | None
 
-    def _add_spread(self, prior_std: float, initial_std: float) -> None:
+    def _add_spread(self, prior_std: float, initial_std: float, share: float = 1.0) -> None:
+        """`share`: of the variance of a weight, what is independent."""
         self.prior_std = positive("prior_std", prior_std)
         log_std = math.log(positive("initial_std", initial_std))
-        self.weight_log_std = nn.Parameter(torch.full_like(self.weight, log_std))
+        self.weight_log_std = nn.Parameter(torch.full_like(self.weight, log_std + 0.5 * math.log(share)))
         bias_log_std = None if self.bias is None else nn.Parameter(torch.full_like(self.bias, log_std))
         self.register_parameter("bias_log_std", bias_log_std)
 

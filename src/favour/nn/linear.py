@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import InvalidValue
-from ..posterior import Diagonal, Full, Gaussian, Key, Rows
-from .layer import BayesLayer, MeanFieldLayer, draw_bias, mean_field_kl, perturb, positive
+from ..posterior import Full, Gaussian, Key, Rows
+from .layer import BayesLayer, MeanFieldLayer, positive
 
 
 class _FromLinear(nn.Linear):
@@ -93,7 +93,7 @@ class BayesLinear(MeanFieldLayer, _FromLinear):
         return F.linear(x, *self.current())
 
 
-class RowBayesLinear(BayesLayer, _FromLinear):
+class RowBayesLinear(MeanFieldLayer, _FromLinear):
     """A linear layer with independent rows of diagonal-plus-low-rank covariance; the bias is mean-field.
 
     Cov(W_i) = diag(e^{2·weight_log_std_i}) + Σ_k weight_factor_ki weight_factor_kiᵀ.
@@ -113,8 +113,6 @@ class RowBayesLinear(BayesLayer, _FromLinear):
         Rows(2×3, rank 1)
     """
 
-    bias_log_std: nn.Parameter | None
-
     def __init__(
         self,
         in_features: int,
@@ -130,14 +128,9 @@ class RowBayesLinear(BayesLayer, _FromLinear):
         if rank < 0:
             raise InvalidValue(f"`rank` is {rank}; an integer ≥ 0 is required.")
         self.rank = rank
-        self.prior_std = positive("prior_std", prior_std)
-        log_std = math.log(positive("initial_std", initial_std))
-        share = 0.5 if rank else 1.0
-        self.weight_log_std = nn.Parameter(torch.full_like(self.weight, log_std + 0.5 * math.log(share)))
+        self._add_spread(prior_std, initial_std, share=0.5 if rank else 1.0)
         factor_std = initial_std * math.sqrt(0.5 / max(rank, 1))
         self.weight_factor = nn.Parameter(factor_std * torch.randn_like(self.weight.expand(rank, -1, -1)))
-        bias_log_std = None if self.bias is None else nn.Parameter(torch.full_like(self.bias, log_std))
-        self.register_parameter("bias_log_std", bias_log_std)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (…, n) → (…, m): one draw of the weights for the whole batch when live, else the mean forward."""
@@ -145,19 +138,15 @@ class RowBayesLinear(BayesLayer, _FromLinear):
 
     def draw(self) -> tuple[Tensor, Tensor | None]:
         latents = torch.randn_like(self.weight_factor[..., :1])  # (r, m, 1): each row has its own
-        weight = perturb(self.weight, self.weight_log_std) + (latents * self.weight_factor).sum(0)
-        return weight, draw_bias(self.bias, self.bias_log_std)
+        weight, bias = super().draw()
+        return weight + (latents * self.weight_factor).sum(0), bias
 
     def favour_posterior(self) -> Mapping[Key, Gaussian]:
-        gaussians: dict[Key, Gaussian] = {"weight": Rows(torch.exp(2 * self.weight_log_std), self.weight_factor)}
-        if self.bias_log_std is not None:
-            gaussians["bias"] = Diagonal(torch.exp(2 * self.bias_log_std))
-        return gaussians
+        return {**super().favour_posterior(), "weight": Rows(torch.exp(2 * self.weight_log_std), self.weight_factor)}
 
     def kl(self, prior_std: float | None = None) -> Tensor:
         """KL of the weights from N(0, prior_std²), in O(m(n r² + r³)) through the determinant lemma."""
-        s = self._prior_std(prior_std)
-        total = mean_field_kl(self.weight, self.weight_log_std, s)
+        s, total = self._prior_std(prior_std), super().kl(prior_std)
         if self.rank:
             # What the factor adds to the mean-field term: tr(FᵀF)/(2s²) − ½ log det(I_r + F D⁻¹ Fᵀ), per row.
             scaled = self.weight_factor * torch.exp(-self.weight_log_std)
@@ -166,8 +155,6 @@ class RowBayesLinear(BayesLayer, _FromLinear):
             capacitance = capacitance + torch.eye(self.rank, dtype=scaled.dtype, device=scaled.device)
             half_log_det = torch.linalg.cholesky(capacitance).diagonal(dim1=-2, dim2=-1).log().sum()
             total = total + self.weight_factor.square().sum() / (2 * s**2) - half_log_det.to(total.dtype)
-        if self.bias is not None and self.bias_log_std is not None:
-            total = total + mean_field_kl(self.bias, self.bias_log_std, s)
         return total
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from favour.errors import ShapeMismatch
 from favour.surrogate.checks import require_finite, require_floating, require_psd, require_variance
-from favour.surrogate.gaussian import Blocks, Gaussian, Keep, psd_root, standard_normal
+from favour.surrogate.gaussian import Blocks, Gaussian, Keep, psd_root
 from favour.surrogate.moments import Moments
 from favour.surrogate.noise import DenseNoise, LatentNoise, Noise, RotatedNoise
 
@@ -67,10 +67,6 @@ class Kronecker(Gaussian):
 
     def variance(self) -> Tensor:
         return torch.outer(self.outputs.diagonal(), self.inputs.diagonal())
-
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        z = standard_normal((n, *self.shape), self.inputs, generator)
-        return psd_root(self.outputs) @ z @ psd_root(self.inputs).mT
 
     def covariance(self) -> Tensor:
         return torch.kron(self.outputs, self.inputs)  # row-major: the output index varies slowest
@@ -140,10 +136,6 @@ class Rotated(Gaussian):
 
     def variance(self) -> Tensor:
         return self.outputs.square() @ self.diag @ self.inputs.square().mT
-
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        z = standard_normal((n, *self.diag.shape), self.diag, generator)
-        return self.outputs @ (self.diag.sqrt() * z) @ self.inputs.mT
 
     def covariance(self) -> Tensor:
         basis = torch.kron(self.outputs, self.inputs)

@@ -285,10 +285,6 @@ class Full(Gaussian):
             matrix = matrix + torch.einsum("mini,bi->bmn", covariances, x.diag)
         return [DenseNoise(matrix, None, label)]
 
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        z = standard_normal((n, self.matrix.shape[0]), self.matrix, generator)
-        return (z @ psd_root(self.matrix).mT).reshape(n, *self.shape)
-
     def covariance(self) -> Tensor:
         return self.matrix
 

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from favour.belief import Belief
 from favour.errors import InvalidType
 from favour.graph.dynamic import key_name
-from favour.graph.example import as_tensors
+from favour.graph.example import as_tensors, plain
 from favour.graph.node import Graph, Node
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -133,7 +133,7 @@ def accepts_arrays(method: F) -> F:
 
 
 def _has_arrays(args: tuple, kwargs: dict[str, Any]) -> bool:
-    return any(isinstance(leaf, np.ndarray) for leaf in pytree.tree_leaves((args, kwargs)))
+    return not plain(args, kwargs) and any(isinstance(x, np.ndarray) for x in pytree.tree_leaves((args, kwargs)))
 
 
 def _tensor(predict: Any, leaf: Any) -> Any:

@@ -58,19 +58,22 @@ class Link:
 
     def posterior(self, given: Posterior, graph: Graph) -> Posterior:
         """The one given, and what the model's own Bayesian layers say now, by the graph's names."""
+        if not self._bayesian and given.is_empty:
+            return given
         own = Posterior.from_modules(self._bayesian)
         names = {str(n.target) for n in graph.nodes if n.kind == "parameter"}
         return renamed(own.merge(given) if not own.is_empty else given, graph.aliases, names)
 
     def follow(self, store: Store) -> dict[str, Tensor]:
         """Put tensors into the store that took the place of others, and return all by name."""
+        tensors: dict[str, Tensor] = {}
         for name, (owner, attribute) in self._owners.items():
             tensor = getattr(owner, attribute, None)
             if not isinstance(tensor, Tensor):
                 raise StalePredictor(f"the model has no tensor `{name}` any more; {_AGAIN}")
             if tensor is not store.take(name):
                 store.put(name, tensor)
-        tensors = {name: store.take(name) for name in self._owners}
+            tensors[name] = tensor
         return tensors | {name: getattr(owner, attribute) for name, (owner, attribute) in self._spreads.items()}
 
 
@@ -81,7 +84,7 @@ class Watch:
         self._finite: dict[str, tuple[Tensor, int | None]] = {}
         self._places: list[tuple[Tensor, int]] = []
         self._views: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        self._seen: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        self._seen: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
 
     def changed(self, tensors: Iterable[Tensor]) -> bool:
         """Whether any number that is looked at differs from the last call, or a tensor lies elsewhere. O(SEEN) each."""
@@ -89,20 +92,18 @@ class Watch:
         if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors)):
             return True  # inside a transform there is no memory to look at
         places = self._places
+        stay = len(tensors) == len(places) and all(
+            [t is known and t.data_ptr() == address for t, (known, address) in zip(tensors, places, strict=True)]
+        )
+        if stay and all([_unwritten(key[0], views, self._seen[key]) for key, views in self._views.items()]):
+            return False
         with torch.inference_mode(False), torch.no_grad():
-            if len(tensors) != len(places) or any(
-                t is not known or t.data_ptr() != address for t, (known, address) in zip(tensors, places, strict=True)
-            ):
+            if not stay:
                 self._places = [(t, t.data_ptr()) for t in tensors]
                 self._views = {}
                 for t in tensors:
                     self._views.setdefault((t.device, t.dtype), []).append(_strided(t))
-                self._seen = {key: torch.cat(views) for key, views in self._views.items()}
-                return True
-            now = {key: torch.cat(views) for key, views in self._views.items()}
-        if all(torch.equal(now[key], seen) for key, seen in self._seen.items()):
-            return False
-        self._seen = now
+            self._seen = {key: [v.clone() for v in views] for key, views in self._views.items()}
         return True
 
     def check_finite(self, tensors: Mapping[str, Tensor]) -> None:
@@ -124,6 +125,13 @@ class Watch:
     def forget(self) -> None:
         """Ask again whether all is finite."""
         self._finite.clear()
+
+
+def _unwritten(device: torch.device, views: list[Tensor], seen: list[Tensor]) -> bool:
+    """Whether all numbers are what they were; asked at once where an answer takes long to come back."""
+    if device.type != "cpu":
+        return torch.equal(torch.cat(views), torch.cat(seen))
+    return all([torch.equal(view, was) for view, was in zip(views, seen, strict=True)])
 
 
 def _strided(t: Tensor) -> Tensor:

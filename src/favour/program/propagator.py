@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from favour.belief import Belief
 from favour.belief.joint import Joint
 from favour.belief.refined import Refined
 from favour.errors import computing
@@ -107,6 +108,11 @@ class Propagator(nn.Module):
         if self.program.move(fn):
             self.prepare()
         return self
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Belief:
+            """As of a model with one output; of several, beliefs come in their structure."""
 
     @accepts_arrays
     def forward(self, *args: Any, **kwargs: Any) -> Any:

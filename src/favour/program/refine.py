@@ -16,13 +16,18 @@ from favour.belief.refined import Refined, refined, together
 from favour.errors import InvalidValue, UnsupportedOperation
 from favour.graph.example import split_example
 from favour.methods.control import control_of
+from favour.methods.cost import uncertain_sizes
 from favour.methods.sampling import Sampler, check_count
 from favour.program.program import Program
 
 # Outputs of one input, up to which covectors go back and whole covariances are kept.
 MOST_OUTPUTS = 512
 
+# Draws below which nobody asks whether the control variate is as it should be.
+FEWEST_TO_JUDGE = 50
+
 _HELD = 2**23  # draws times outputs held at once
+_COVECTORS = 2**25  # numbers in all covectors of the widest layer
 
 
 @dataclass(eq=False)
@@ -55,8 +60,14 @@ def refine(
         raise InvalidValue("`x` is an empty batch; there is nothing to refine.")
     place = output_of(program, output)
     with torch.no_grad():
+        size = outputs(program, leaves, place)
+        if size > MOST_OUTPUTS:
+            raise UnsupportedOperation(
+                f"`refine` follows the covariance of all outputs of an input, {size} here and at most {MOST_OUTPUTS}. "
+                "Refine a model that returns fewer (the pixels or averages that matter), or take `predict.sample`."
+            )
         found = []
-        for part in _slices(program, leaves, n, _outputs(program, leaves, place)):
+        for part in slices(program, leaves, n, place):
             bound, method = program.bind(part)
             analytic = method.run(bound)[place]
             seen = controlled(program, part, n, generator, place)
@@ -81,6 +92,10 @@ def controlled(
     points = {node: values[node.name] for node in bound.graph.nodes if node.kind != "call"}
     draws = sampler(points, n, posterior, generator, program.numerics.memory, seen)[place]
     line = torch.cat(lines) if lines else draws.new_zeros(n, *control.covariance.shape[:2])
+    if not _holds(line, control.covariance):
+        return Controlled(
+            draws, line * 0, control.covariance * 0, ("everything, since a noise is not as its rule says",)
+        )
     return Controlled(draws, line, control.covariance, control.missing)
 
 
@@ -96,21 +111,18 @@ def output_of(program: Program, output: int | None) -> int:
     return place
 
 
-def _outputs(program: Program, leaves: list[Any], place: int) -> int:
+def outputs(program: Program, leaves: list[Any], place: int) -> int:
+    """How many numbers an output has for each input of a call."""
     plan, _ = program.plan()
     plan.sizes = program.sizes_besides_batch(leaves)
-    outputs = plan.entries(program.graph.outputs[place].shape)
-    if outputs > MOST_OUTPUTS:
-        raise UnsupportedOperation(
-            f"`refine` follows the covariance of all outputs of an input, {outputs} here and at most {MOST_OUTPUTS}. "
-            "Refine a model that returns fewer (the pixels or averages that matter), or take `predict.sample`."
-        )
-    return outputs
+    return plan.entries(program.graph.outputs[place].shape)
 
 
-def _slices(program: Program, leaves: list[Any], n: int, outputs: int) -> list[list[Any]]:
-    """By the memory budget, and so that draws can be held."""
-    rows = max(1, _HELD // (n * max(outputs, 1)))
+def slices(program: Program, leaves: list[Any], n: int, place: int) -> list[list[Any]]:
+    """A call in slices of its batch, by the memory budget, and so that draws can be held."""
+    size = max(outputs(program, leaves, place), 1)
+    widest = max(uncertain_sizes(program.plan()[0]))
+    rows = max(1, min(_HELD // (n * size), _COVECTORS // (size * widest)))
     batched = program.batched()
     found = []
     for part in program.slices(leaves, program.posterior()):
@@ -119,3 +131,17 @@ def _slices(program: Program, leaves: list[Any], n: int, outputs: int) -> list[l
             cut = slice(i, i + rows)
             found.append([leaf[cut] if b and size > rows else leaf for leaf, b in zip(part, batched, strict=True)])
     return found
+
+
+def _holds(line: Tensor, known: Tensor) -> bool:
+    """Whether draws of ℓ have the mean zero and the variances that they should, far beyond what chance could explain.
+
+    They do for every rule that states its noise exactly. One that does not would bias what is corrected by it.
+    """
+    if len(line) < FEWEST_TO_JUDGE or not line.numel():
+        return True
+    n, variance = len(line), known.diagonal(dim1=-2, dim2=-1)
+    square = line.square()
+    slack = 8 * (square.var(0) / n).sqrt() + 0.1 * variance
+    even = line.mean(0).square() <= 64 * square.mean(0) / n
+    return bool((even & ((square.mean(0) - variance).abs() <= slack)).all())

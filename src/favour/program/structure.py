@@ -209,8 +209,8 @@ class _Module:
             type(module) is self.kind
             and len(own) == self.size
             and own["_modules"] == self.children
-            and all(own.get(name) == kept for name, kept in self.hooks.items())
-            and not any(_differ(v, own.get(k, self)) for k, v in self.attributes.items())
+            and all([own.get(name) == kept for name, kept in self.hooks.items()])
+            and not any([_differ(v, own.get(k, self)) for k, v in self.attributes.items()])
             and self.code.difference(self.kind) is None
         )
 
@@ -277,7 +277,7 @@ class Structure:
         self._modules = [_Module.of(path, module, ignored, objects) for path, module in _all_modules(model)]
 
     def same(self) -> bool:
-        return all(module.same() for module in self._modules)
+        return all([module.same() for module in self._modules])
 
     def differences(self) -> list[tuple[str, str, str]]:
         """Path of the module, name of what differs, and a sentence."""

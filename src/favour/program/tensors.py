@@ -34,7 +34,9 @@ class Store(nn.Module):
         return hasattr(self, name.replace(".", "/"))
 
     def take(self, name: str) -> Tensor:
-        return getattr(self, name.replace(".", "/"))
+        key = name.replace(".", "/")
+        found = self._parameters.get(key)
+        return getattr(self, key) if found is None else found
 
     def clear(self) -> None:
         """Take everything out."""
@@ -47,8 +49,12 @@ class Store(nn.Module):
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Everything that was put in, by the model's names."""
-        for name, tensor in (*self.named_parameters(), *self.named_buffers()):
-            yield name.replace("/", "."), tensor
+        seen: set[int] = set()  # one of several names of a tensor
+        for group in (self._parameters, self._buffers):
+            for name, tensor in group.items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield name.replace("/", "."), tensor
 
 
 @dataclass

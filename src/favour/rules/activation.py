@@ -18,14 +18,16 @@ independent of x that adds the map −E[x⁻] from w, and the noise Var w · Var
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from favour import scalar
 from favour.errors import UnsupportedOperation
-from favour.graph.traits import Argument, Traits
+from favour.graph.traits import Argument, Link, Traits
 from favour.rules.registry import elementwise, pointwise_surrogate, rule
 from favour.rules.shape import broadcast
-from favour.scalar import surrogate_slope
+from favour.scalar import composed, intervals, surrogate_slope
 from favour.surrogate import DiagonalNoise, Surrogate, compose, scaling
 from favour.surrogate.value import Context, Value, mean_of
 
@@ -51,8 +53,10 @@ elementwise(aten.celu.default, function=scalar.celu, traits=RISING)
 elementwise(aten.gelu.default, function=scalar.gelu)
 elementwise(aten.silu.default, function=scalar.silu)
 elementwise(aten.mish.default, function=scalar.mish)
-elementwise(aten.sigmoid.default, function=scalar.sigmoid, traits=RISING)
-elementwise(aten.log_sigmoid.default, function=scalar.logsigmoid, traits=RISING)
+elementwise(aten.sigmoid.default, function=scalar.sigmoid, traits=replace(RISING, link=Link(joint=False)))
+elementwise(
+    aten.log_sigmoid.default, function=scalar.logsigmoid, traits=replace(RISING, link=Link(joint=False, log=True))
+)
 elementwise(aten.tanh.default, function=scalar.tanh, traits=RISING)
 elementwise(aten.softplus.default, function=scalar.softplus, traits=RISING)
 elementwise(aten.hardtanh.default, function=scalar.hardtanh, traits=RISING)
@@ -61,7 +65,7 @@ elementwise(aten.hardswish.default, function=scalar.hardswish)
 elementwise(aten.hardshrink.default, function=scalar.hardshrink)
 elementwise(aten.softshrink.default, function=scalar.softshrink)
 elementwise(aten.threshold.default, function=scalar.threshold)
-elementwise(aten.abs.default, function=scalar.abs)
+elementwise(aten.abs.default, function=scalar.abs, traits=Traits(homogeneous=True, bounds=intervals.absolute))
 elementwise(aten.exp.default, function=scalar.exp, traits=RISING)
 elementwise(aten.expm1.default, function=scalar.expm1, traits=RISING)
 elementwise(aten.sin.default, function=scalar.sin)
@@ -69,18 +73,22 @@ elementwise(aten.cos.default, function=scalar.cos)
 elementwise(aten.atan.default, function=scalar.atan, traits=RISING)
 elementwise(aten.erf.default, function=scalar.erf, traits=RISING)
 elementwise(aten.erfc.default, function=scalar.erfc)
-elementwise(aten.square.default, function=scalar.square)
+elementwise(aten.square.default, function=scalar.square, traits=Traits(power=2, bounds=intervals.square))
 elementwise(aten.sign.default, function=scalar.sign)
 elementwise(aten.clamp.default, function=scalar.clamp, traits=RISING)
 elementwise(aten.clamp_min.default, function=lambda least: scalar.clamp(min=least), traits=RISING)
 elementwise(aten.clamp_max.default, function=lambda most: scalar.clamp(max=most), traits=RISING)
-elementwise(aten.pow.Tensor_Scalar, function=scalar.pow)
+elementwise(
+    aten.pow.Tensor_Scalar,
+    function=scalar.pow,
+    traits=Traits(power=lambda exponent: exponent, scalar=composed.power),
+)
 # A Gaussian puts mass outside these functions' domains, so they are expanded to second order at the mean.
 elementwise(aten.log.default, function=scalar.log, exactness="linearised")
 elementwise(aten.log1p.default, function=scalar.log1p, exactness="linearised")
-elementwise(aten.sqrt.default, function=scalar.sqrt, exactness="linearised")
-elementwise(aten.rsqrt.default, function=scalar.rsqrt, exactness="linearised")
-elementwise(aten.reciprocal.default, function=scalar.reciprocal, exactness="linearised")
+elementwise(aten.sqrt.default, function=scalar.sqrt, exactness="linearised", traits=Traits(power=0.5))
+elementwise(aten.rsqrt.default, function=scalar.rsqrt, exactness="linearised", traits=Traits(power=-0.5))
+elementwise(aten.reciprocal.default, function=scalar.reciprocal, exactness="linearised", traits=Traits(power=-1))
 
 
 def _elu(alpha: float, scale: float, input_scale: float) -> scalar.ScalarFunction:

@@ -9,23 +9,34 @@ Element-wise code on one tensor is fused into a scalar function before it gets h
 
 from __future__ import annotations
 
+import operator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.graph.traits import Argument, Traits
+from favour.graph.traits import Argument, Traits, declare
 from favour.rules.embedding import added_noises
 from favour.rules.products import divide, multiply
 from favour.rules.registry import rule
 from favour.rules.shape import broadcast
+from favour.scalar import composed, intervals
 from favour.surrogate import LinearMap, Surrogate, compose, scaling, structural
 from favour.surrogate.value import Context, Value, mean_of
 
 aten = torch.ops.aten
 
-AFFINE, QUOTIENT = Traits(elementwise=True, affine=(0, 1)), Traits(elementwise=True, affine=(0,))
+
+def _traits(name: str, *affine: int) -> Traits:
+    """Of the operation that `composed` and `intervals` call by a name, affine in those arguments."""
+    scalar, bounds = getattr(composed, name), getattr(intervals, name)
+    return Traits(elementwise=True, affine=affine, scalar=scalar, bounds=bounds)
+
+
+SUM, DIFFERENCE, TURNED = _traits("add", 0, 1), _traits("subtract", 0, 1), _traits("subtract_from", 0, 1)
+PRODUCT, QUOTIENT, NEGATIVE = _traits("multiply", 0, 1), _traits("divide", 0), _traits("negate", 0)
 
 
 def _term(x: Argument, out: torch.Size, factor: float = 1) -> list[tuple[Any, LinearMap]]:
@@ -35,25 +46,25 @@ def _term(x: Argument, out: torch.Size, factor: float = 1) -> list[tuple[Any, Li
     return [(x, G if factor == 1 else compose(G, scaling(factor)))]
 
 
-@rule(aten.add.Tensor, aten.add.Scalar, exactness="exact", family="arithmetic", weights=True, traits=AFFINE)
+@rule(aten.add.Tensor, aten.add.Scalar, exactness="exact", family="arithmetic", weights=True, traits=SUM)
 def add(ctx: Context, a: Argument, b: Argument, alpha: float = 1) -> Surrogate:
     mean = torch.add(_tensor(mean_of(a), b), mean_of(b), alpha=alpha)
     noises = added_noises(ctx, a, mean, 1) + added_noises(ctx, b, mean, alpha)
     return Surrogate(mean, _term(a, mean.shape) + _term(b, mean.shape, alpha), noises)
 
 
-@rule(aten.sub.Tensor, aten.sub.Scalar, exactness="exact", family="arithmetic", traits=AFFINE)
+@rule(aten.sub.Tensor, aten.sub.Scalar, exactness="exact", family="arithmetic", traits=DIFFERENCE)
 def sub(ctx: Context, a: Argument, b: Argument, alpha: float = 1) -> Surrogate:
     return add(ctx, a, b, -alpha)
 
 
-@rule(aten.rsub.Scalar, aten.rsub.Tensor, exactness="exact", family="arithmetic", traits=AFFINE)
+@rule(aten.rsub.Scalar, aten.rsub.Tensor, exactness="exact", family="arithmetic", traits=TURNED)
 def rsub(ctx: Context, a: Argument, b: Argument, alpha: float = 1) -> Surrogate:
     mean = mean_of(b) - alpha * mean_of(a)
     return Surrogate(mean, _term(a, mean.shape, -alpha) + _term(b, mean.shape))
 
 
-@rule(aten.neg.default, exactness="exact", family="arithmetic", traits=QUOTIENT)
+@rule(aten.neg.default, exactness="exact", family="arithmetic", traits=NEGATIVE)
 def neg(ctx: Context, x: Value) -> Surrogate:
     return Surrogate(-x.mean, [(x, scaling(-1.0))])
 
@@ -69,8 +80,8 @@ def scaled(x: Value, factor: Argument) -> Surrogate:
     return Surrogate(mean, [(x, compose(scaling(factor), expand))])
 
 
-@rule(aten.mul.Scalar, exactness="exact", family="arithmetic", traits=AFFINE)
-@rule(aten.mul.Tensor, exactness="moment-matched", family="product", traits=AFFINE)
+@rule(aten.mul.Scalar, exactness="exact", family="arithmetic", traits=PRODUCT)
+@rule(aten.mul.Tensor, exactness="moment-matched", family="product", traits=PRODUCT)
 def mul(ctx: Context, a: Argument, b: Argument) -> Surrogate:
     if isinstance(a, Value) and isinstance(b, Value):
         return multiply(ctx, a, b)
@@ -86,7 +97,13 @@ def div(ctx: Context, a: Argument, b: Argument) -> Surrogate:
     return scaled(a, 1 / (b.to(a.mean.dtype) if isinstance(b, Tensor) and not b.is_floating_point() else b))
 
 
-@rule(aten.where.self, exactness="exact", family="arithmetic", traits=Traits(elementwise=True))
+CHOICE = Traits(elementwise=True, scalar=composed.choose, bounds=lambda condition, a, b: intervals.union(a, b))
+FILLED = Traits(scalar=composed.fill, bounds=lambda x, mask, value: intervals.union(x, value))
+# Without rules: only known numbers reach them, or code that is fused.
+declare(aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar, traits=replace(CHOICE, elementwise=False))
+
+
+@rule(aten.where.self, exactness="exact", family="arithmetic", traits=CHOICE)
 def where(ctx: Context, condition: Argument, a: Argument, b: Argument) -> Surrogate:
     if isinstance(condition, Value):
         raise UnsupportedOperation(f"`where` on an uncertain condition at {ctx.place} has no rule.")
@@ -98,7 +115,7 @@ def where(ctx: Context, condition: Argument, a: Argument, b: Argument) -> Surrog
     return Surrogate(mean, maps)
 
 
-@rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor, exactness="exact", family="arithmetic")
+@rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor, exactness="exact", family="arithmetic", traits=FILLED)
 def masked_fill(ctx: Context, x: Argument, mask: Argument, value: Argument) -> Surrogate:
     if isinstance(mask, Value) or isinstance(value, Value):
         raise UnsupportedOperation(f"`masked_fill` with an uncertain mask or value at {ctx.place} has no rule.")
@@ -129,3 +146,16 @@ def scatter(ctx: Context, x: Argument, source: Argument, dim: int = 0, *rest: Ar
 
         maps.append((source, structural(put, lambda g: take(g, dim + 1, *rest), one_per_row=True)))
     return Surrogate(mean, maps)
+
+
+# ---- truth values: without rules, since they have no moments; code that is fused may hold them
+
+for _name, _holds in (("gt", operator.gt), ("ge", operator.ge), ("lt", operator.lt), ("le", operator.le)):
+    _packet = getattr(aten, _name)
+    declare(_packet.Scalar, _packet.Tensor, traits=Traits(scalar=composed.compare(_holds)))
+_ALL, _ANY, _NOT = (Traits(scalar=composed.logical(op)) for op in (operator.and_, operator.or_, torch.logical_not))
+declare(aten.logical_and.default, aten.bitwise_and.Tensor, aten.__and__.Tensor, traits=_ALL)
+declare(aten.logical_or.default, aten.bitwise_or.Tensor, aten.__or__.Tensor, traits=_ANY)
+declare(aten.logical_not.default, aten.bitwise_not.default, traits=_NOT)
+declare(aten.maximum.default, traits=Traits(scalar=composed.extreme(operator.gt)))
+declare(aten.minimum.default, traits=Traits(scalar=composed.extreme(operator.lt)))

@@ -41,8 +41,9 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.graph.traits import Argument, Traits
+from favour.graph.traits import Argument, Link, Traits
 from favour.rules.registry import rule
+from favour.scalar import intervals
 from favour.surrogate import DiagonalNoise, LinearMap, Surrogate, compose, scaling, weighted_sum
 from favour.surrogate.jacobian import DiagonalPlusLowRank
 from favour.surrogate.value import Context, Value
@@ -115,7 +116,7 @@ def _second_order(p: Tensor, v: Tensor, axis: int) -> Tensor:
     aten._safe_softmax.default,
     exactness="linearised",
     family="attention",
-    traits=ALONG,
+    traits=ALONG.merged(Traits(link=Link(joint=True), bounds=intervals.UNIT)),
 )
 def softmax(ctx: Context, x: Value, dim: int, half_to_float: Argument = None, *, dtype: Argument = None) -> Surrogate:
     axis = _axis(ctx, x, dim)
@@ -151,7 +152,13 @@ def softmax(ctx: Context, x: Value, dim: int, half_to_float: Argument = None, *,
     return Surrogate(m, [(x, G)], [DiagonalNoise(noise, label)])
 
 
-@rule(aten.log_softmax.int, aten._log_softmax.default, exactness="linearised", family="attention", traits=ALONG)
+@rule(
+    aten.log_softmax.int,
+    aten._log_softmax.default,
+    exactness="linearised",
+    family="attention",
+    traits=ALONG.merged(Traits(link=Link(joint=True, log=True), bounds=(-math.inf, 0.0))),
+)
 def log_softmax(
     ctx: Context, x: Value, dim: int, half_to_float: Argument = None, *, dtype: Argument = None
 ) -> Surrogate:
@@ -168,7 +175,7 @@ def log_softmax(
     return Surrogate(mean, [(x, G)])
 
 
-@rule(aten.logsumexp.default, exactness="linearised", family="attention")
+@rule(aten.logsumexp.default, exactness="linearised", family="attention", traits=Traits(reduces=True))
 def logsumexp(ctx: Context, x: Value, dim: Argument, keepdim: bool = False) -> Surrogate:
     dims = [dim] if isinstance(dim, int) else list(dim)
     if len(dims) != 1:

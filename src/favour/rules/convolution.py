@@ -35,7 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.graph.traits import Argument, Operation
+from favour.graph.traits import Argument, Operation, Traits
 from favour.posterior import Gaussian
 from favour.rules.kernel_channels import Convolved, Draws
 from favour.rules.linear import kept
@@ -134,7 +134,7 @@ def _either(
 def _register(geometry: Callable[..., Geometry], *overloads: Operation) -> Callable[..., Surrogate]:
     """The rule of overloads (x, kernel, bias, arguments of `geometry`)."""
 
-    @rule(*overloads, exactness="exact", family="convolution", weights=True)
+    @rule(*overloads, exactness="exact", family="convolution", weights=True, traits=Traits(weights=(1, 2)))
     def convolution(
         ctx: Context, x: Argument, kernel: Argument, bias: Argument = None, *args: Argument, **kwargs: Argument
     ) -> Surrogate:

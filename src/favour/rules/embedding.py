@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.graph.traits import Argument
+from favour.graph.traits import Argument, Traits
 from favour.rules.registry import rule
 from favour.rules.weight_space import held, reshaped
 from favour.surrogate import (
@@ -41,7 +41,13 @@ from favour.surrogate.value import Context, Value, Weight
 aten = torch.ops.aten
 
 
-@rule(aten.embedding.default, exactness="exact", family="embedding", weights=True)
+@rule(
+    aten.embedding.default,
+    exactness="exact",
+    family="embedding",
+    weights=True,
+    traits=Traits(weights=(0,), lookup=lambda table, index, *options: [(index, table, 0, False)]),
+)
 def embedding(ctx: Context, table: Argument, indices: Argument, *options: Argument) -> Surrogate:
     if not isinstance(table, Weight) or isinstance(indices, Value):
         raise UnsupportedOperation(
@@ -168,7 +174,11 @@ def _separated(indices: Sequence[Any]) -> bool:
     return given[-1] - given[0] >= len(given)
 
 
-@rule(aten.index.Tensor, exactness="exact", family="embedding")
+def _looked_up(x: Argument, indices: Sequence[Any]) -> list[tuple[Any, Any, int, bool]]:
+    return [(index, x, axis, True) for axis, index in enumerate(indices)]
+
+
+@rule(aten.index.Tensor, exactness="exact", family="embedding", traits=Traits(within=True, lookup=_looked_up))
 def index(ctx: Context, x: Argument, indices: Sequence[Any]) -> Surrogate:
     """x[:, i, j]: the batch first, or picked by `arange(batch)`, which export leaves as an index."""
     known = [i for i in indices if i is not None]
@@ -210,7 +220,12 @@ def _check_rows(ctx: Context, rows: Tensor, batch: int) -> None:
         )
 
 
-@rule(aten.gather.default, exactness="exact", family="embedding")
+@rule(
+    aten.gather.default,
+    exactness="exact",
+    family="embedding",
+    traits=Traits(within=True, lookup=lambda x, dim, index, **rest: [(index, x, dim, False)]),
+)
 def gather(ctx: Context, x: Argument, dim: int, index: Argument, *, sparse_grad: bool = False) -> Surrogate:
     if not isinstance(x, Value) or isinstance(index, Value):
         raise UnsupportedOperation(f"`gather` at {ctx.place} with an uncertain index has no rule.")

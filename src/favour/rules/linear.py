@@ -79,7 +79,7 @@ def kept(ctx: Context, weight: Tensor) -> Kept:
     exactness="exact",
     family="linear",
     weights=True,
-    traits=Traits(mixes=lambda shape, *rest, **more: (len(shape) - 1,)),
+    traits=Traits(mixes=lambda shape, *rest, **more: (len(shape) - 1,), row_wise=True, weights=(1, 2)),
 )
 def linear(ctx: Context, x: Argument, weight: Argument, bias: Argument = None) -> Surrogate:
     if isinstance(weight, Value) or isinstance(bias, Value):

@@ -31,13 +31,14 @@ a single 1 per window, N is the winner's own dropout.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.graph.traits import Argument, Operation
+from favour.graph.traits import Argument, Operation, Traits, declare
 from favour.rules.registry import rule
 from favour.rules.windows import Box, Sizes, Windows, adaptive_windows, pool_windows
 from favour.scalar.moments.maxima import ABSENT, Covariances, Dropped, Law, largest, largest_dropped, without_floor
@@ -222,7 +223,8 @@ ADAPTIVE = (
     aten.adaptive_max_pool2d.default,
     aten.adaptive_max_pool3d.default,
 )
-WITH_INDICES = {*INDEXED, *ADAPTIVE, aten.max.dim}
+LARGEST = Traits(maximum=True, within=True)
+IN_WINDOWS = replace(LARGEST, pool="regular")
 
 
 def _windows(ctx: Context, op: Operation, x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Windows]:
@@ -231,18 +233,23 @@ def _windows(ctx: Context, op: Operation, x: Tensor, args: Sequence[Any], kwargs
     return (adaptive_windows if op in ADAPTIVE else pool_windows)(x, *args, **kwargs)
 
 
-@rule(*POOLS, exactness="moment-matched", family="pooling")
+@rule(*POOLS, exactness="moment-matched", family="pooling", traits=IN_WINDOWS)
 def max_pool(ctx: Context, x: Value, *args: Argument, **kwargs: Argument) -> Surrogate:
     return maximum(ctx, x, pool_windows(x.mean, *args, **kwargs))
 
 
-@rule(*INDEXED, exactness="moment-matched", family="pooling")
+@rule(*INDEXED, exactness="moment-matched", family="pooling", traits=replace(IN_WINDOWS, indices=True))
 def max_pool_with_indices(ctx: Context, x: Value, *args: Argument, **kwargs: Argument) -> list[Surrogate]:
     """Only the maxima: where they were is discrete, and has no moments."""
     return [maximum(ctx, x, pool_windows(x.mean, *args, **kwargs))]
 
 
-@rule(*ADAPTIVE, exactness="moment-matched", family="pooling")
+@rule(
+    *ADAPTIVE,
+    exactness="moment-matched",
+    family="pooling",
+    traits=replace(LARGEST, pool="adaptive", indices=True),
+)
 def adaptive_max_pool(ctx: Context, x: Value, output_size: Sizes) -> list[Surrogate]:
     return [maximum(ctx, x, adaptive_windows(x.mean, output_size))]
 
@@ -270,13 +277,13 @@ def _reduced(y: Surrogate, x: Value, dims: Sequence[int], keepdim: bool) -> Surr
     return Surrogate(y.mean.reshape(shape), [(x, compose(short, G))], noises, variance=variance)
 
 
-@rule(aten.amax.default, exactness="moment-matched", family="pooling")
+@rule(aten.amax.default, exactness="moment-matched", family="pooling", traits=replace(LARGEST, reduces=True))
 def amax(ctx: Context, x: Value, dim: Sequence[int] = (), keepdim: bool = False) -> Surrogate:
     windows = _whole(x.mean, dim, ctx)
     return _reduced(maximum(ctx, x, windows), x, [w.dim for w in windows], keepdim)
 
 
-@rule(aten.max.dim, exactness="moment-matched", family="pooling")
+@rule(aten.max.dim, exactness="moment-matched", family="pooling", traits=replace(LARGEST, reduces=True, indices=True))
 def max_dim(ctx: Context, x: Value, dim: int, keepdim: bool = False) -> list[Surrogate]:
     """Only the maxima: where they were is discrete, and has no moments."""
     return [amax(ctx, x, [dim], keepdim)]
@@ -295,3 +302,6 @@ def dropped_max_pool(
     """`op(dropout(x, p), *args, **kwargs)`, a maximum that keeps its dimensions, and a ReLU where `rectified`."""
     mean = x.mean if isinstance(x, Value) else x
     return dropped_maximum(ctx, x, p, rectified, label, _windows(ctx, op, mean, args, kwargs))
+
+
+declare(dropped_max_pool, traits=Traits(random=True))

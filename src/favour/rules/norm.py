@@ -40,6 +40,7 @@ from torch import Tensor
 from favour.errors import UnsupportedOperation
 from favour.graph.traits import Affine, Argument, Traits
 from favour.rules.registry import rule
+from favour.scalar import intervals
 from favour.surrogate import DiagonalNoise, LatentNoise, LinearMap, Noise, Surrogate, compose, scaling, weighted_sum
 from favour.surrogate.jacobian import DiagonalPlusLowRank
 from favour.surrogate.linear_map import Factor
@@ -62,8 +63,15 @@ def _places(shape: Sequence[Any], *rest: Argument, **more: Argument) -> Collecti
     return range(2, len(shape))
 
 
-ROWS = Traits(mixes=_trailing)
 AFFINE = Affine("weight", "bias", channels=True)
+
+
+def _rows(bias: str | None) -> Traits:
+    return Traits(
+        mixes=_trailing,
+        norm=Affine("weight", bias, channels=False),
+        row_wise=lambda normalized_shape, *rest, **more: len(normalized_shape) == 1,
+    )
 
 
 @rule(
@@ -214,7 +222,7 @@ def _last(x: Tensor, normalized_shape: Sequence[int]) -> tuple[int, ...]:
     return (*lead, math.prod(normalized_shape))
 
 
-@rule(aten.layer_norm.default, exactness="linearised", family="norm", traits=ROWS)
+@rule(aten.layer_norm.default, exactness="linearised", family="norm", traits=_rows("bias"))
 def layer_norm(
     ctx: Context,
     x: Value,
@@ -227,7 +235,7 @@ def layer_norm(
     return normalise(ctx, x, _last(x.mean, normalized_shape), eps, weight, bias)
 
 
-@rule(aten.rms_norm.default, exactness="linearised", family="norm", traits=ROWS)
+@rule(aten.rms_norm.default, exactness="linearised", family="norm", traits=_rows(None))
 def rms_norm(
     ctx: Context, x: Value, normalized_shape: Sequence[int], weight: Argument = None, eps: float | None = None
 ) -> Surrogate:
@@ -310,12 +318,15 @@ def _variance(ctx: Context, x: Value, dim: Argument, correction: float, keepdim:
     return Surrogate(shaped(mean.movedim(-1, axis), axis), [(x, G)], [noise])
 
 
-@rule(aten.var.dim, exactness="linearised", family="norm")
+SPREAD = Traits(sums=True, bounds=intervals.POSITIVE)
+
+
+@rule(aten.var.dim, exactness="linearised", family="norm", traits=SPREAD)
 def var(ctx: Context, x: Value, dim: Argument, unbiased: bool = True, keepdim: bool = False) -> Surrogate:
     return _variance(ctx, x, dim, float(unbiased), keepdim)
 
 
-@rule(aten.var.correction, exactness="linearised", family="norm")
+@rule(aten.var.correction, exactness="linearised", family="norm", traits=SPREAD)
 def var_correction(
     ctx: Context, x: Value, dim: Argument = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Surrogate:

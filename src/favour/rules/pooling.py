@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from favour.graph.traits import Argument, Operation
+from favour.graph.traits import Argument, Traits
 from favour.rules.registry import rule
 from favour.rules.windows import Box, Sizes, Windows, adaptive_windows, per_axis, pool_windows, spans
 from favour.surrogate import LinearMap, Surrogate, scaled, structural
@@ -34,12 +34,15 @@ def folded(op: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return act
 
 
+REGULAR, ADAPTIVE = Traits(pool="regular", sums=True, within=True), Traits(pool="adaptive", sums=True, within=True)
+
+
 def _register(
-    op: Operation, make: Callable[..., tuple[Tensor, LinearMap]], windows: Callable[..., list[Windows]]
+    op: Argument, make: Callable[..., tuple[Tensor, LinearMap]], windows: Callable[..., list[Windows]], traits: Traits
 ) -> None:
     """The rule of an average, given its result on the mean and its map, and where its windows lie."""
 
-    @rule(op, exactness="exact", family="pooling")
+    @rule(op, exactness="exact", family="pooling", traits=traits)
     def average(ctx: Context, x: Value, *args: Argument, **kwargs: Argument) -> Surrogate:
         mean, G = make(x.mean, *args, **kwargs)
         result = Surrogate(mean, [(x, G)])
@@ -116,9 +119,9 @@ def _average(axes: int) -> Callable[..., tuple[Tensor, LinearMap]]:
     return make
 
 
-_register(aten.avg_pool1d.default, _average(1), _average_windows)
-_register(aten.avg_pool2d.default, _average(2), _average_windows)
-_register(aten.avg_pool3d.default, _average(3), _average_windows)
+_register(aten.avg_pool1d.default, _average(1), _average_windows, REGULAR)
+_register(aten.avg_pool2d.default, _average(2), _average_windows, REGULAR)
+_register(aten.avg_pool3d.default, _average(3), _average_windows, REGULAR)
 
 
 def _adaptive_average(axes: int) -> Callable[..., tuple[Tensor, LinearMap]]:
@@ -156,6 +159,6 @@ def _adaptive_average(axes: int) -> Callable[..., tuple[Tensor, LinearMap]]:
     return make
 
 
-_register(aten.adaptive_avg_pool1d.default, _adaptive_average(1), adaptive_windows)
-_register(aten.adaptive_avg_pool2d.default, _adaptive_average(2), adaptive_windows)
-_register(aten.adaptive_avg_pool3d.default, _adaptive_average(3), adaptive_windows)
+_register(aten.adaptive_avg_pool1d.default, _adaptive_average(1), adaptive_windows, ADAPTIVE)
+_register(aten.adaptive_avg_pool2d.default, _adaptive_average(2), adaptive_windows, ADAPTIVE)
+_register(aten.adaptive_avg_pool3d.default, _adaptive_average(3), adaptive_windows, ADAPTIVE)

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.graph.traits import Argument
+from favour.graph.traits import Argument, Traits
 from favour.rules.linear import linear
 from favour.rules.registry import rule
 from favour.rules.shape import broadcast
@@ -264,8 +264,13 @@ def matmul_letters(a: int, b: int) -> tuple[str, str, str]:
 
 
 @rule(
-    aten.matmul.default, aten.mm.default, aten.bmm.default, exactness="moment-matched", family="product", weights=True
+    *(aten.matmul.default, aten.mm.default),
+    exactness="moment-matched",
+    family="product",
+    weights=True,
+    traits=Traits(weights=(1,)),
 )
+@rule(aten.bmm.default, exactness="moment-matched", family="product", weights=True)
 def matmul(ctx: Context, a: Argument, b: Argument) -> Surrogate:
     if isinstance(b, Weight) and b.mean.ndim == 2 and not isinstance(a, Weight):
         return linear(ctx, a, _matrix(ctx, b))

@@ -19,9 +19,19 @@ import torch
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.graph.traits import Argument
+from favour.graph.traits import Argument, Traits
+from favour.rules.joined import cat, pieces_of
 from favour.rules.registry import linear_map, rule
-from favour.rules.shape import broadcast, cat, expanded, permuting, pieces_of, swapped
+from favour.rules.shape import (
+    COPIED,
+    PERMUTED,
+    SWAPPED,
+    WITHIN,
+    broadcast,
+    expanded,
+    permuting,
+    swapped,
+)
 from favour.surrogate import LinearMap, Sum, Surrogate, compose, identity, scaling, structural
 from favour.surrogate.value import Context, Value, mean_of
 
@@ -50,17 +60,19 @@ def _move_list(x: Tensor, source: Sequence[int], destination: Sequence[int]) -> 
 
 
 # The conjugate transpose of a real matrix is its transpose.
-linear_map(aten.mT.default, aten.mH.default, aten.adjoint.default, make=permuting(_last_two), family="shape")
-linear_map(aten.movedim.intlist, make=permuting(_move_list), family="shape")
-linear_map(aten.swapdims.default, make=permuting(swapped), family="shape")
-linear_map(aten.positive.default, make=lambda x: (x, identity()), family="arithmetic")
+linear_map(
+    aten.mT.default, aten.mH.default, aten.adjoint.default, make=permuting(_last_two), family="shape", traits=PERMUTED
+)
+linear_map(aten.movedim.intlist, make=permuting(_move_list), family="shape", traits=PERMUTED)
+linear_map(aten.swapdims.default, make=permuting(swapped), family="shape", traits=SWAPPED)
+linear_map(aten.positive.default, make=lambda x: (x, identity()), family="arithmetic", traits=COPIED)
 
 
 def _broadcast_to(x: Tensor, size: Sequence[int]) -> tuple[Tensor, LinearMap]:
     return expanded(x, size)
 
 
-linear_map(aten.broadcast_to.default, make=_broadcast_to, family="shape")
+linear_map(aten.broadcast_to.default, make=_broadcast_to, family="shape", traits=WITHIN)
 
 
 def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> tuple[Tensor, LinearMap]:
@@ -76,7 +88,7 @@ def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> tuple[T
     )
 
 
-linear_map(aten.roll.default, make=_roll, family="shape")
+linear_map(aten.roll.default, make=_roll, family="shape", traits=WITHIN)
 
 
 def _rotate(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> tuple[Tensor, LinearMap]:
@@ -86,7 +98,7 @@ def _rotate(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> tuple[Tensor
     )
 
 
-linear_map(aten.rot90.default, make=_rotate, family="shape")
+linear_map(aten.rot90.default, make=_rotate, family="shape", traits=WITHIN)
 
 
 def _interleave(
@@ -106,7 +118,7 @@ def _interleave(
     return y, structural(lambda d: d.repeat_interleave(repeats, at), transpose, one_per_row=True, disjoint=repeats == 1)
 
 
-linear_map(aten.repeat_interleave.self_int, make=_interleave, family="shape")
+linear_map(aten.repeat_interleave.self_int, make=_interleave, family="shape", traits=WITHIN)
 
 
 def _triangle(op: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, LinearMap]]:
@@ -174,7 +186,11 @@ def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> tuple
     return x.diagonal(offset, dim1, dim2), structural(lambda d: d.diagonal(offset, one, two), put, one_per_row=True)
 
 
-linear_map(aten.diagonal.default, make=_diagonal, family="shape")
+def _diagonal_back(base: Any, value: Any, *rest: Any) -> tuple[Any, tuple]:
+    return aten.diagonal_scatter.default, (base, value, *rest)
+
+
+linear_map(aten.diagonal.default, make=_diagonal, family="shape", traits=Traits(within=True, inverse=_diagonal_back))
 
 
 def _diag_embed(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> tuple[Tensor, LinearMap]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from favour.errors import InvalidValue, UnsupportedOperation
 from favour.graph.traits import NONE, Argument, Operation, Traits, set_traits
-from favour.scalar import ScalarFunction, remainder_between, surrogate_slope
+from favour.scalar import ScalarFunction, composed, remainder_between, surrogate_slope
 from favour.scalar.effective import effective_moments
 from favour.surrogate import (
     Cumulants,
@@ -120,13 +120,13 @@ def elementwise(
 ) -> None:
     """Register y = f(x) element by element; `function(*further arguments)` gives the scalar f.
 
-    `traits`: what else is known of it (homogeneous, monotone, image, power).
+    `traits`: what else is known of it (homogeneous, monotone, power, bounds).
     """
 
     def apply(ctx: Context, x: Value, *args: Argument, **kwargs: Argument) -> Surrogate:
         return pointwise_surrogate(ctx, x, function(*args, **kwargs))
 
-    traits = traits.merged(Traits(elementwise=True))
+    traits = Traits(scalar=composed.function(function)).merged(traits).merged(Traits(elementwise=True))
     _register(overloads, Rule(apply, exactness, "element-wise", function, traits=traits), override)
 
 
@@ -195,7 +195,7 @@ def linear_map(
     _register(overloads, Rule(apply, "exact", family, traits=traits), override)
 
 
-def deterministic(*overloads: Operation, override: bool = False) -> None:
+def deterministic(*overloads: Argument, traits: Traits = NONE, override: bool = False) -> None:
     """Register operations whose result is discrete: they refuse uncertain input, and say so."""
 
     def refuse(ctx: Context, *args: Argument, **kwargs: Argument) -> Surrogate:
@@ -204,7 +204,7 @@ def deterministic(*overloads: Operation, override: bool = False) -> None:
             "has no mean and covariance. Return the values before it (logits instead of argmax, say)."
         )
 
-    _register(overloads, Rule(refuse, "refused", "discrete"), override)
+    _register(overloads, Rule(refuse, "refused", "discrete", traits=traits), override)
 
 
 def supported_operations() -> list[tuple[str, str, str]]:

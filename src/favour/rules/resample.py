@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from favour.errors import UnsupportedOperation
-from favour.graph.traits import Argument
+from favour.graph.traits import Argument, Traits
 from favour.rules.pooling import folded
 from favour.rules.registry import linear_map
 from favour.rules.windows import per_axis
@@ -117,7 +117,7 @@ for _op in (
     aten._upsample_nearest_exact2d.vec,
     aten._upsample_nearest_exact3d.vec,
 ):
-    linear_map(_op, make=_interpolating(_op, False), family="resampling")
+    linear_map(_op, make=_interpolating(_op, False), family="resampling", traits=Traits(within=True))
 for _op in (
     aten.upsample_linear1d.vec,
     aten.upsample_bilinear2d.vec,
@@ -126,7 +126,8 @@ for _op in (
     aten._upsample_bilinear2d_aa.vec,
     aten._upsample_bicubic2d_aa.vec,
 ):
-    linear_map(_op, make=_interpolating(_op, True), family="resampling")
+    smooth = _op not in (aten.upsample_bicubic2d.vec, aten._upsample_bicubic2d_aa.vec)  # which overshoot
+    linear_map(_op, make=_interpolating(_op, True), family="resampling", traits=Traits(within=smooth))
 
 
 # ----------------------------------------------------------- moving entries

@@ -1,4 +1,4 @@
-"""Operations that move numbers about: reshaping, slicing, joining, reducing.
+"""Operations that move numbers about: reshaping, slicing, reducing.
 
 All are linear with constant entries, so mean and deviations go through the same operation and no noise
 is added (exact). `fold` marks the extra leading axis of deviations: a dimension d ≥ 0 of the tensor is
@@ -20,7 +20,8 @@ from torch import Tensor
 from favour.errors import UnsupportedOperation
 from favour.graph.traits import Argument, Traits, declare
 from favour.rules.registry import deterministic, linear_map, rule
-from favour.surrogate import LinearMap, Surrogate, compose, identity, structural
+from favour.scalar import composed
+from favour.surrogate import LinearMap, Surrogate, identity, structural
 from favour.surrogate.value import Context, Value, mean_of
 
 aten = torch.ops.aten
@@ -58,6 +59,9 @@ def _reshaping(op: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, LinearM
     return make
 
 
+ORDERED = Traits(ordered=True)
+COPIED = Traits(keeps=True)
+
 for _overload in (
     aten.view.default,
     aten.reshape.default,
@@ -68,20 +72,19 @@ for _overload in (
     aten.squeeze.dim,
     aten.squeeze.dims,
     aten.unsqueeze.default,
+):
+    linear_map(_overload, make=_reshaping(_overload), family="shape", traits=ORDERED)
+for _overload in (
     aten.contiguous.default,
     aten.clone.default,
     aten.alias.default,
     aten.detach.default,
     aten.lift_fresh_copy.default,
 ):
-    linear_map(_overload, make=_reshaping(_overload), family="shape")
+    linear_map(_overload, make=_reshaping(_overload), family="shape", traits=COPIED)
 
 
-_COPIES = (aten.contiguous, aten.clone, aten.alias, aten.detach, aten.lift_fresh_copy)
-declare(*[copy.default for copy in _COPIES], traits=Traits(keeps=True))
-
-
-@rule(aten.reshape_as.default, aten.view_as.default, exactness="exact", family="shape")
+@rule(aten.reshape_as.default, aten.view_as.default, exactness="exact", family="shape", traits=ORDERED)
 def reshape_as(ctx: Context, x: Argument, other: Argument) -> Surrogate:
     if not isinstance(x, Value):
         return Surrogate(x.reshape(other.shape))
@@ -117,13 +120,30 @@ def _move(x: Tensor, source: int, destination: int) -> list[int]:
     return dims
 
 
-linear_map(aten.permute.default, make=permuting(lambda x, dims: dims), family="shape")
-linear_map(aten.transpose.int, aten.swapaxes.default, make=permuting(swapped), family="shape")
-linear_map(aten.t.default, make=permuting(lambda x: list(range(x.ndim))[::-1]), family="shape")
-linear_map(aten.movedim.int, make=permuting(_move), family="shape")
+def _permuted_back(base: Any, value: Any, dims: Sequence[int]) -> tuple[Any, tuple]:
+    order = [d % len(dims) for d in dims]
+    return aten.permute.default, (value, [order.index(d) for d in range(len(order))])
 
 
-def _selecting(take: Callable[..., Tensor], put: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, LinearMap]]:
+PERMUTED = Traits(permutes=True)
+SWAPPED = Traits(permutes=True, inverse=lambda base, value, *axes: (aten.transpose.int, (value, *(axes or (0, 1)))))
+linear_map(
+    aten.permute.default,
+    make=permuting(lambda x, dims: dims),
+    family="shape",
+    traits=Traits(permutes=True, inverse=_permuted_back),
+)
+linear_map(aten.transpose.int, aten.swapaxes.default, make=permuting(swapped), family="shape", traits=SWAPPED)
+linear_map(
+    aten.t.default,
+    make=permuting(lambda x: list(range(x.ndim))[::-1]),
+    family="shape",
+    traits=Traits(permutes=True, inverse=lambda base, value: (aten.t.default, (value,))),
+)
+linear_map(aten.movedim.int, make=permuting(_move), family="shape", traits=PERMUTED)
+
+
+def selecting(take: Callable[..., Tensor], put: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, LinearMap]]:
     """Selection along one dimension: `take(x, dim, …)`, and `put(zeros, g, dim, …)` as its transpose."""
 
     def make(x: Tensor, dim: int = 0, *rest: Argument) -> tuple[Tensor, LinearMap]:
@@ -138,16 +158,48 @@ def _selecting(take: Callable[..., Tensor], put: Callable[..., Tensor]) -> Calla
     return make
 
 
-linear_map(aten.slice.Tensor, make=_selecting(aten.slice.Tensor, aten.slice_scatter.default), family="shape")
-linear_map(aten.select.int, make=_selecting(aten.select.int, aten.select_scatter.default), family="shape")
+_END = 2**63 - 1  # how export writes the open end of a slice, and what vmap's slice_scatter overflows on
 
 
-def _narrow_put(zeros: Tensor, g: Tensor, dim: int, start: int, length: int) -> Tensor:
+def _written_by(scatter: Any) -> Traits:
+    """Of a selection that `scatter` writes back."""
+    return Traits(
+        within=True,
+        inverse=lambda base, value, *rest: (scatter, (base, value, *[None if a == _END else a for a in rest])),
+    )
+
+
+def _narrowed_back(base: Any, value: Any, dim: int, start: Any, length: Any) -> tuple[Any, tuple] | None:
+    if not isinstance(start, int) or not isinstance(length, int):
+        return None
+    return aten.slice_scatter.default, (base, value, dim, start, start + length)
+
+
+linear_map(
+    aten.slice.Tensor,
+    make=selecting(aten.slice.Tensor, aten.slice_scatter.default),
+    family="shape",
+    traits=_written_by(aten.slice_scatter.default),
+)
+linear_map(
+    aten.select.int,
+    make=selecting(aten.select.int, aten.select_scatter.default),
+    family="shape",
+    traits=_written_by(aten.select_scatter.default),
+)
+
+
+def narrow_put(zeros: Tensor, g: Tensor, dim: int, start: int, length: int) -> Tensor:
     start = start + zeros.shape[dim] if start < 0 else start  # −1 to −1 + 1 would be an empty slice
     return aten.slice_scatter.default(zeros, g, dim, start, start + length)
 
 
-linear_map(aten.narrow.default, make=_selecting(torch.narrow, _narrow_put), family="shape")
+linear_map(
+    aten.narrow.default,
+    make=selecting(torch.narrow, narrow_put),
+    family="shape",
+    traits=Traits(within=True, inverse=_narrowed_back),
+)
 
 
 def _index_select(x: Tensor, dim: int, index: Tensor) -> tuple[Tensor, LinearMap]:
@@ -161,7 +213,15 @@ def _index_select(x: Tensor, dim: int, index: Tensor) -> tuple[Tensor, LinearMap
     )
 
 
-linear_map(aten.index_select.default, make=_index_select, family="shape")
+linear_map(
+    aten.index_select.default,
+    make=_index_select,
+    family="shape",
+    traits=Traits(within=True, lookup=lambda x, dim, index: [(index, x, dim, False)]),
+)
+
+
+WITHIN = Traits(within=True)
 
 
 def _flip(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, LinearMap]:
@@ -169,7 +229,7 @@ def _flip(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, LinearMap]:
     return x.flip(tuple(dims)), structural(lambda d: d.flip(folded), lambda g: g.flip(folded), one_per_row=True)
 
 
-linear_map(aten.flip.default, make=_flip, family="shape")
+linear_map(aten.flip.default, make=_flip, family="shape", traits=WITHIN)
 
 
 def expanded(x: Tensor, sizes: Sequence[int], implicit: bool = False) -> tuple[Tensor, LinearMap]:
@@ -177,10 +237,10 @@ def expanded(x: Tensor, sizes: Sequence[int], implicit: bool = False) -> tuple[T
     return y, broadcast(x.shape, y.shape)
 
 
-linear_map(aten.expand.default, make=expanded, family="shape")
+linear_map(aten.expand.default, make=expanded, family="shape", traits=WITHIN)
 
 
-@rule(aten.expand_as.default, exactness="exact", family="shape")
+@rule(aten.expand_as.default, exactness="exact", family="shape", traits=WITHIN)
 def expand_as(ctx: Context, x: Argument, other: Argument) -> Surrogate:
     y = mean_of(x).expand(mean_of(other).shape)
     return Surrogate(y, [(x, broadcast(x.mean.shape, y.shape))] if isinstance(x, Value) else [])
@@ -202,82 +262,7 @@ def _repeat(x: Tensor, repeats: Sequence[int]) -> tuple[Tensor, LinearMap]:
     return y, structural(apply, transpose, one_per_row=True, disjoint=math.prod(repeats) == 1)
 
 
-linear_map(aten.repeat.default, make=_repeat, family="shape")
-
-
-def _joined(parts: list[Any], dim: int, op: Callable[..., Tensor]) -> Surrogate:
-    """Concatenation of uncertain and plain tensors along an existing dimension."""
-    mean = op([mean_of(p) for p in parts], dim)
-    dim = dim % mean.ndim
-    maps, start = [], 0
-    for part in parts:
-        length = mean_of(part).shape[dim]
-        if isinstance(part, Value):
-            maps.append((part, _placed(mean.shape, dim, start, length)))
-        start += length
-    return Surrogate(mean, maps)
-
-
-def _placed(out: Sequence[int], dim: int, start: int, length: int) -> LinearMap:
-    def apply(d: Tensor) -> Tensor:
-        return aten.slice_scatter.default(d.new_zeros(d.shape[0], *out), d, dim + 1, start, start + length)
-
-    return structural(apply, lambda g: g.narrow(dim + 1, start, length), one_per_row=True)
-
-
-@rule(aten.cat.default, aten.concat.default, exactness="exact", family="shape")
-def cat(ctx: Context, tensors: list[Any], dim: int = 0) -> Surrogate:
-    return _joined(tensors, dim, torch.cat)
-
-
-@rule(aten.stack.default, exactness="exact", family="shape")
-def stack(ctx: Context, tensors: list[Any], dim: int = 0) -> Surrogate:
-    mean = torch.stack([mean_of(p) for p in tensors], dim)
-    dim = dim % mean.ndim
-    widen = structural(lambda d: d.unsqueeze(dim + 1), lambda g: g.squeeze(dim + 1), one_per_row=True)
-    maps = [
-        (part, compose(_placed(mean.shape, dim, i, 1), widen))
-        for i, part in enumerate(tensors)
-        if isinstance(part, Value)
-    ]
-    return Surrogate(mean, maps)
-
-
-def pieces_of(x: Value, dim: int, sizes: Sequence[int], squeeze: bool = False) -> list[Surrogate]:
-    dim = dim % x.mean.ndim
-    result, start = [], 0
-    for size in sizes:
-        mean, G = (
-            _selecting(aten.select.int, aten.select_scatter.default)(x.mean, dim, start)
-            if squeeze
-            else _selecting(torch.narrow, _narrow_put)(x.mean, dim, start, size)
-        )
-        result.append(Surrogate(mean, [(x, G)]))
-        start += size
-    return result
-
-
-@rule(aten.split.Tensor, exactness="exact", family="shape")
-def split(ctx: Context, x: Value, split_size: int, dim: int = 0) -> list[Surrogate]:
-    total = x.mean.shape[dim]
-    return pieces_of(x, dim, [min(split_size, total - s) for s in range(0, total, split_size)])
-
-
-@rule(aten.split.sizes, aten.split_with_sizes.default, exactness="exact", family="shape")
-def split_sizes(ctx: Context, x: Value, sizes: Sequence[int], dim: int = 0) -> list[Surrogate]:
-    return pieces_of(x, dim, sizes)
-
-
-@rule(aten.chunk.default, exactness="exact", family="shape")
-def chunk(ctx: Context, x: Value, chunks: int, dim: int = 0) -> list[Surrogate]:
-    total = x.mean.shape[dim]
-    size = -(-total // chunks)
-    return pieces_of(x, dim, [min(size, total - s) for s in range(0, total, size)])
-
-
-@rule(aten.unbind.int, exactness="exact", family="shape")
-def unbind(ctx: Context, x: Value, dim: int = 0) -> list[Surrogate]:
-    return pieces_of(x, dim, [1] * x.mean.shape[dim], squeeze=True)
+linear_map(aten.repeat.default, make=_repeat, family="shape", traits=WITHIN)
 
 
 def _reducing(average: bool) -> Callable[..., tuple[Tensor, LinearMap]]:
@@ -315,8 +300,10 @@ def _reducing(average: bool) -> Callable[..., tuple[Tensor, LinearMap]]:
     return make
 
 
-linear_map(aten.sum.dim_IntList, aten.sum.default, make=_reducing(False), family="reduction")
-linear_map(aten.mean.dim, aten.mean.default, make=_reducing(True), family="reduction")
+SUM = Traits(sums=True, reduces=True)
+AVERAGE = Traits(sums=True, reduces=True, within=True)
+linear_map(aten.sum.dim_IntList, aten.sum.default, make=_reducing(False), family="reduction", traits=SUM)
+linear_map(aten.mean.dim, aten.mean.default, make=_reducing(True), family="reduction", traits=AVERAGE)
 
 
 @rule(
@@ -326,7 +313,7 @@ linear_map(aten.mean.dim, aten.mean.default, make=_reducing(True), family="reduc
     aten.type_as.default,
     exactness="exact",
     family="shape",
-    traits=Traits(keeps=True),
+    traits=Traits(keeps=True, scalar=composed.convert),
 )
 def convert(ctx: Context, x: Argument, *args: Argument, **kwargs: Argument) -> Surrogate:
     if not isinstance(x, Value):  # `type_as`, which reads no more than the type of an uncertain tensor
@@ -339,6 +326,14 @@ def convert(ctx: Context, x: Argument, *args: Argument, **kwargs: Argument) -> S
     return Surrogate(
         x.mean.to(dtype), [(x, structural(lambda d: d.to(dtype), lambda g: g.to(before), one_per_row=True))]
     )
+
+
+declare(aten.to.other, aten.to.device, traits=COPIED)
+NUMBERS = Traits(shape_only=True)
+declare(aten.sym_size.int, aten.sym_numel.default, traits=NUMBERS)
+_LIKE = (aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like)
+_NEW = (aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty)
+declare(*[op.default for op in (*_LIKE, *_NEW)], traits=NUMBERS)
 
 
 deterministic(

@@ -23,6 +23,9 @@ def piecewise(
 ) -> ScalarFunction:
     """Continuous, offset + slope·x + Σ c·relu(x − t)."""
     kinks = tuple(kinks)
+    lines = [(slope, offset)]
+    for t, c in kinks:
+        lines.append((lines[-1][0] + c, lines[-1][1] - c * t))
     return ScalarFunction(
         name,
         value,
@@ -30,6 +33,7 @@ def piecewise(
         partial(gauss.piecewise_linear, offset=offset, slope=slope, kinks=kinks),
         kinks=tuple(t for t, _ in kinks),
         curvature=partial(gauss.piecewise_curvature, kinks=kinks),
+        lines=tuple(lines),
     )
 
 

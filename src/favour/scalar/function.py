@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from favour.errors import InvalidValue
 from favour.scalar.moments import Function, Moments, Number, widen
 
+Line = tuple[Any, Any]
 Exactness = Literal["exact", "moment-matched", "linearised"]
 
 
@@ -27,6 +28,7 @@ class ScalarFunction:
         exactness: `"exact"` (affine), `"moment-matched"` or `"linearised"`.
         kinks: where f or a low derivative of it jumps, ascending; places to cut an integral at.
         curvature: (mean, variance > 0) of x to E[f″(x)], where there is a closed form.
+        lines: slope and offset of the straight lines it consists of, where it is piecewise linear.
 
     Example:
         >>> from favour.scalar import tanh
@@ -43,6 +45,7 @@ class ScalarFunction:
     exactness: Exactness = "moment-matched"
     kinks: tuple[Number, ...] = ()
     curvature: Callable[[Tensor, Tensor], Tensor] | None = None
+    lines: tuple[Line, ...] | None = None
 
 
 def surrogate_slope(fn: ScalarFunction, mean: Tensor, variance: Tensor, mode: str = "price") -> Moments:

@@ -23,6 +23,7 @@ def affine(scale: Number = 1.0, shift: Number = 0.0) -> ScalarFunction:
         lambda x: scale * torch.ones_like(x),
         partial(gauss.affine, scale=scale, shift=shift),
         "exact",
+        lines=((scale, shift),),
     )
 
 
@@ -31,7 +32,8 @@ def relu() -> ScalarFunction:
     kinks = ((0.0, 1.0),)
     derivative = partial(gauss.piecewise_slope, slope=0.0, kinks=kinks)
     curvature = partial(gauss.piecewise_curvature, kinks=kinks)
-    return ScalarFunction("relu", F.relu, derivative, gauss.relu, kinks=(0.0,), curvature=curvature)
+    lines = ((0.0, 0.0), (1.0, 0.0))
+    return ScalarFunction("relu", F.relu, derivative, gauss.relu, kinks=(0.0,), curvature=curvature, lines=lines)
 
 
 def relu6() -> ScalarFunction:

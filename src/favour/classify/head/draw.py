@@ -23,6 +23,7 @@ from favour.classify.head.match import weighed, weight_of
 from favour.classify.head.tables import tables
 from favour.classify.simplex import GIVEN
 from favour.errors import FavourError, InvalidValue, UnsupportedOperation
+from favour.graph.example import plain
 from favour.graph.interpreter import call, interpret
 from favour.graph.node import Node
 from favour.posterior import Posterior
@@ -114,7 +115,8 @@ def remember_call(predict: Propagator, args: tuple, kwargs: Mapping[str, Any], b
     head = find_head(predict) if predict.method.fixed else None
     if head is None or not head.for_scores or belief.event_shape[0] < 2 or _uncertain(args, kwargs):
         return
-    tensors = [t for t in pytree.tree_leaves((args, dict(kwargs))) if isinstance(t, Tensor) and not t.is_inference()]
+    given = args if plain(args, kwargs) else pytree.tree_leaves((args, dict(kwargs)))
+    tensors = [t for t in given if isinstance(t, Tensor) and not t.is_inference()]
     changes, versions = predict.program.changes, [t._version for t in tensors]
 
     def unchanged() -> bool:
@@ -140,8 +142,8 @@ def _check_classes(event: tuple[int, ...], kind: str | None) -> None:
 
 
 def _uncertain(args: tuple, kwargs: Mapping[str, Any]) -> bool:
-    """Whether an input is a belief; a walk through nested inputs takes long beside one small input."""
-    if not kwargs and all(isinstance(t, Tensor) for t in args):
+    """Whether an input is a belief."""
+    if plain(args, kwargs):
         return False
     return any(isinstance(t, Belief) for t in pytree.tree_leaves((args, kwargs), is_leaf=_is_belief))
 

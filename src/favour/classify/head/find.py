@@ -37,7 +37,6 @@ _SHORT = (
     256  # a convolution's multiplications take 1 + _SHORT/(numbers in a window) times as long as a matrix product's
 )
 _PASSES = 3  # over the logits of all draws: to gather, to match and to exponentiate them
-_CONVOLUTIONS = {aten.conv1d.default, aten.conv2d.default, aten.conv2d.padding, aten.conv3d.default}
 
 
 @dataclass(eq=False)
@@ -226,9 +225,10 @@ def _cost(node: Node) -> float:
     if node.shape is None or getattr(node.target, "is_view", False):
         return 0
     work = float(multiplications(node))
-    if node.target in _CONVOLUTIONS and isinstance(node.args[1], Node) and node.args[1].shape is not None:
-        work *= 1 + _SHORT / math.prod(int(s) for s in node.args[1].shape[1:])
-    if "pool" in str(node.target) and isinstance(node.args[0], Node):
+    kernel = node.args[1] if 1 in node.traits.weights and len(node.args) > 1 else None
+    if isinstance(kernel, Node) and kernel.shape is not None and len(kernel.shape) > 2:  # a convolution's
+        work *= 1 + _SHORT / math.prod(int(s) for s in kernel.shape[1:])
+    if node.traits.pool is not None and isinstance(node.args[0], Node):
         work += _POOLED * size(node.args[0])
     return work + _ENTRY * size(node)
 

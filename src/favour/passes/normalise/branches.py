@@ -201,7 +201,7 @@ def _shape(node: Node) -> Shape:
     if not node.traits.elementwise:
         assert node.args[0].shape is not None and node.shape is not None
         first = list(node.args[0].shape)
-        last = node.shape[-1] if node.traits.linear or len(first) - 1 in _mixed(node) else first[-1]
+        last = node.shape[-1] if len(first) - 1 in _mixed(node) else first[-1]
         return (*first[:-1], last)
     ndim = max(map(len, shapes))
     wide = [(1,) * (ndim - len(s)) + tuple(s) for s in shapes]

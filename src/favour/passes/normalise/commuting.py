@@ -32,29 +32,21 @@ from typing import Any
 import torch
 
 from favour.graph.node import Graph, Node, argument, nodes_in
-from favour.graph.traits import Argument, Operation
+from favour.graph.traits import Argument, traits_of
 from favour.passes.normalise.branches import branch
+from favour.passes.normalise.ranges import bounds
 from favour.passes.normalise.roots import dropped_root, root
 from favour.passes.rewriting import Builder, replace_node
-from favour.rules.maxima import POOLS, WITH_INDICES, dropped_max_pool
+from favour.rules.maxima import dropped_max_pool
 from favour.rules.registry import RULES, Rule
 
 aten = torch.ops.aten
-
-_RELUS = {aten.relu.default}
-_HOMOGENEOUS = {aten.relu.default, aten.leaky_relu.default, aten.abs.default}
-_REDUCTIONS = {aten.amax.default, aten.max.dim}
-_MAXIMA = {*POOLS, *WITH_INDICES, *_REDUCTIONS}
-
 
 # Operations that no model contains, only plans.
 JOINED = {f: Rule(f, "moment-matched", "pooling") for f in (dropped_max_pool, dropped_root, root)}
 
 
-RANDOM = {dropped_max_pool, dropped_root}  # they draw, whatever they read
-
-
-def rule_for(target: Operation) -> Rule | None:
+def rule_for(target: Any) -> Rule | None:
     """The rule of an operation, of a captured model or of a plan."""
     return JOINED.get(target) or RULES.get(target)
 
@@ -65,10 +57,10 @@ def commute(graph: Graph, random: Callable[[Graph], Collection[Node]]) -> None:
     for node in [n for n in graph.nodes if n in uncertain and n.kind == "call"]:
         _before_dropout(graph, node)
     graph.prune()
-    branch(graph, random(graph), lambda node: node.target in _MAXIMA)
+    branch(graph, random(graph), lambda node: node.traits.maximum)
     graph.prune()
     uncertain = random(graph)
-    for node in [n for n in graph.nodes if n in uncertain and n.kind == "call" and n.target in _MAXIMA]:
+    for node in [n for n in graph.nodes if n in uncertain and n.traits.maximum]:
         _commute_one(graph, node)
     graph.prune()
 
@@ -84,7 +76,7 @@ def _before_dropout(graph: Graph, node: Node) -> None:
     new = Builder(node)
     shape, p = node.shape, drop.rate
     others, x = node.args[1:], drop.args[0]
-    if node.target in _HOMOGENEOUS:
+    if node.claims("homogeneous"):
         made = new.call(node.target, x, *others, shape=shape, **node.kwargs)
         replace_node(graph, node, _moved(new, drop, made, shape), new.nodes)
         return
@@ -112,7 +104,7 @@ def _commute_one(graph: Graph, pool: Node) -> None:
         return len(users[node]) == 1 and node not in outputs
 
     result = pool
-    if pool.target in WITH_INDICES:
+    if pool.traits.indices:
         if not only_reader(pool) or users[pool][0].target is not operator.getitem or users[pool][0].args[1] != 0:
             return
         result = users[pool][0]
@@ -126,7 +118,7 @@ def _commute_one(graph: Graph, pool: Node) -> None:
     while source.kind == "call" and only_reader(source):
         at = _rises(source, axes)
         if elements is not None:
-            if source.target not in _RELUS:
+            if not _rectifies(source):
                 break
             rectified = True
             source = source.args[0]
@@ -140,26 +132,26 @@ def _commute_one(graph: Graph, pool: Node) -> None:
             break
     new = Builder(pool)
     # Dimensions of one entry stay while what is moved acts, and go at the end.
-    dropped = axes if pool.target in _REDUCTIONS and not argument(pool, 2) else ()
+    dropped = axes if pool.traits.reduces and not argument(pool, 2) else ()
     new.dtype, shape = result.dtype, pool.args[0].shape
     if elements is None and not behind:
         return
     assert shape is not None
-    kept = tuple([1 if i in axes else s for i, s in enumerate(shape)]) if pool.target in _REDUCTIONS else result.shape
+    kept = tuple([1 if i in axes else s for i, s in enumerate(shape)]) if pool.traits.reduces else result.shape
     if elements is not None and not rectified:
-        if behind and behind[-1][0].target in _RELUS:
+        if behind and _rectifies(behind[-1][0]):
             behind.pop()
             rectified = True
-        elif not behind and only_reader(result) and users[result][0].target in _RELUS:
+        elif not behind and only_reader(result) and _rectifies(users[result][0]):
             result, rectified = users[result][0], True
     target, args, kwargs = pool.target, pool.args[1:], pool.kwargs
-    if pool.target in _REDUCTIONS:
+    if pool.traits.reduces:
         target, args, kwargs = aten.amax.default, (list(axes), True), {}
     if elements is not None:
         arguments: Any = (source, elements.rate, rectified, elements.module or "dropout", target, args)
         made = new.call(dropped_max_pool, *arguments, kwargs, shape=kept)
     else:
-        several = target in WITH_INDICES
+        several = traits_of(target).indices
         made = new.call(target, source, *args, shape=None if several else kept, **kwargs)
         if several:
             made = new.call(operator.getitem, made, 0, shape=kept)
@@ -175,7 +167,7 @@ def _pooled(pool: Node) -> tuple[int, ...] | None:
     shape = pool.args[0].shape
     if shape is None:
         return None
-    if pool.target not in _REDUCTIONS:
+    if not pool.traits.reduces:
         return tuple(range(2, len(shape)))
     dims = argument(pool, 1)
     dims = [dims] if isinstance(dims, int) else list(dims) or range(len(shape))
@@ -209,6 +201,11 @@ def _alike(x: Argument, ndim: int, axes: tuple[int, ...]) -> bool:
         return False
     wide = (1,) * (ndim - len(x.shape)) + tuple(x.shape)
     return all(wide[i] == 1 for i in axes)
+
+
+def _rectifies(node: Node) -> bool:
+    """max(x, 0) is what is nondecreasing, homogeneous and never negative."""
+    return bool(node.claims("homogeneous") and node.claims("monotone")) and bounds(node)[0] >= 0
 
 
 def _falls(node: Node) -> bool:

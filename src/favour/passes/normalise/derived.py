@@ -21,24 +21,11 @@ import torch
 
 from favour.graph.node import Graph, Node
 from favour.passes.rewriting import Builder, rewrite
+from favour.passes.words import MATMUL
 
 aten = torch.ops.aten
 
-# Which arguments a rule reads as weights.
-POSITIONS: dict[Any, tuple[int, ...]] = {
-    aten.linear.default: (1, 2),
-    aten.matmul.default: (1,),
-    aten.mm.default: (1,),
-    aten.embedding.default: (0,),
-    aten.convolution.default: (1, 2),
-    **{getattr(aten, f"conv{n}d").default: (1, 2) for n in (1, 2, 3)},
-    **{getattr(aten, f"conv{n}d").padding: (1, 2) for n in (1, 2, 3)},
-    aten.conv_transpose1d.default: (1, 2),
-    aten.conv_transpose2d.input: (1, 2),
-    aten.conv_transpose3d.input: (1, 2),
-}
 _TRANSPOSES = (aten.t.default, aten.mT.default)
-PRODUCTS = (aten.matmul.default, aten.mm.default)
 _DIMS = ("dim", "dim0", "dim1", "dims", "start_dim", "end_dim", "axis0", "axis1")
 _SIZES = ("size", "shape", "repeats")
 
@@ -62,7 +49,7 @@ def derive(graph: Graph, uncertain: Collection[Node]) -> None:
             alone.add(node)
     wanted: set[Node] = set()
     for node in reversed(graph.nodes):
-        places = range(len(node.args)) if node in wanted else POSITIONS.get(node.target, ())
+        places = range(len(node.args)) if node in wanted else node.traits.weights
         read = [node.args[i] for i in places if i < len(node.args)]
         wanted |= {s for s in read if isinstance(s, Node) and s in alone and s.kind == "call"}
     if not wanted:
@@ -132,7 +119,7 @@ def _can_lead(node: Node) -> bool:
         return False
     if not tensors or tensors[0] is not node.args[0] or any(t.shape is None for t in tensors):
         return False
-    if node.traits.elementwise or node.target in PRODUCTS:
+    if node.traits.elementwise or node.target in MATMUL:
         return True
     given = [argument.name for argument, _ in zip(schema.arguments, node.args, strict=False)]
     left = [a.name for a in schema.arguments[len(node.args) :]]

@@ -21,36 +21,17 @@ import torch
 from favour.errors import UnsupportedOperation
 from favour.graph.node import Graph, Node, replace_nodes
 from favour.graph.traits import Argument, Operation
-from favour.passes.normalise.derived import POSITIONS, PRODUCTS, DerivedNode
+from favour.passes.normalise.derived import DerivedNode
 from favour.passes.rewriting import Builder, Shape, rewrite
+from favour.passes.words import MATMUL
 from favour.rules.parameter import drawn
 from favour.rules.products import einsum_letters, matmul_letters
 from favour.rules.registry import RULES
 
 aten = torch.ops.aten
 
-_ARITHMETIC = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.rsub.Scalar}
-_SAME = {
-    aten.clone.default,
-    aten.contiguous.default,
-    aten.alias.default,
-    aten.detach.default,
-    aten.to.dtype,
-    aten.to.dtype_layout,
-    aten._to_copy.default,
-    aten.neg.default,
-    aten.dropout.default,
-}
 _ONE_DIM = {aten.slice.Tensor, aten.select.int, aten.narrow.default, aten.squeeze.dim}
 _VIEWS = {aten.view.default, aten.reshape.default}
-# Name of the normalised input's weight and bias, and whether they lie along the channels.
-_NORMS = {
-    aten.layer_norm.default: ("weight", "bias", False),
-    aten.rms_norm.default: ("weight", None, False),
-    aten.batch_norm.default: ("weight", "bias", True),
-    aten.group_norm.default: ("weight", "bias", True),
-    aten.instance_norm.default: ("weight", "bias", True),
-}
 
 
 def draw_parameters(graph: Graph, uncertain: Collection[Node]) -> None:
@@ -66,7 +47,7 @@ def draw_parameters(graph: Graph, uncertain: Collection[Node]) -> None:
         readers = [u for u in users.get(node, ()) if not isinstance(u, DerivedNode)]
         others = {u for u in readers if not _takes(u, node)}
         # A parameter that is added once, or beside a layer that reads it, has a rule of its own.
-        added = {u for u in readers if u not in others and u.target not in POSITIONS}
+        added = {u for u in readers if u not in others and not u.traits.weights}
         if len(added) == len(readers) - len(others) and sum(u.inputs.count(node) for u in readers) > 1:
             others |= added
         if others:
@@ -77,10 +58,10 @@ def draw_parameters(graph: Graph, uncertain: Collection[Node]) -> None:
 
 def _takes(user: Node, weight: Node) -> bool:
     """Whether the rule of an operation takes a weight where this one stands."""
-    if user.target in POSITIONS:
+    if user.traits.weights:
         places = [i for i, a in enumerate(user.args) if a is weight]
-        matrix = user.target not in PRODUCTS or len(weight.shape or ()) == 2
-        return matrix and all(i in POSITIONS[user.target] for i in places)
+        matrix = user.target not in MATMUL or len(weight.shape or ()) == 2
+        return matrix and all(i in user.traits.weights for i in places)
     entry = RULES.get(user.target)
     return entry is not None and entry.weights
 
@@ -129,20 +110,18 @@ class _Drawing:
         x = next(s for s in node.inputs if s in self.loose or s in self.led)
         shape = node.shape
         assert shape is not None and x.shape is not None
-        if node.target in _NORMS:
+        if node.traits.norm is not None:
             return self._norm(node, new)
-        if node.target in (*PRODUCTS, aten.einsum.default):
+        if node.target in (*MATMUL, aten.einsum.default):
             return self._product(node, new, shape)
         if node.target is aten.prelu.default:
             slopes = self._along_channels(new, node.args[1], shape)
             return self._result(node, new, (node.args[0], slopes), shape, None)
-        if node.target in _ARITHMETIC and shape[:1] == (self.batch,):
+        if node.traits.affine and shape[:1] == (self.batch,):
             args = [self._under(new, a, len(shape)) if self._is_drawn(a) else a for a in node.args]
             return self._result(node, new, args, shape, None)
-        entry = RULES.get(node.target)
-        pointwise = entry is not None and entry.pointwise is not None
         loose = x in self.loose
-        if node.target in _ARITHMETIC or node.target in _SAME or pointwise:
+        if node.traits.elementwise or node.traits.keeps:
             out = (self.batch, *shape) if loose else (self.batch, *shape[1:])
             return self._result(node, new, node.args, out, self.loose if loose else self.led)
         return self._moved(node, new, x, shape) if loose else self._led(node, new, shape)
@@ -250,7 +229,9 @@ class _Drawing:
         return x
 
     def _norm(self, node: Node, new: Builder) -> Node:
-        weight_name, bias_name, channels = _NORMS[node.target]
+        norm = node.traits.norm
+        assert norm is not None
+        weight_name, bias_name, channels = norm.weight, norm.bias, norm.channels
         names = [a.name for a in node.target._schema.arguments]
         given = dict(zip(names, node.args, strict=False)) | node.kwargs
         weight, bias = given.get(weight_name), given.get(bias_name) if bias_name else None

@@ -6,10 +6,8 @@ read off the graph, from the output backwards:
 - **The link**: a softmax over all outputs, or a sigmoid of each, followed by nothing but changes of shape and dtype,
   e^(log y), log(y + ε) and a clamp that hardly moves a probability. `without_links` gives the graph of what goes into
   it, the logits. Log-probabilities count as logits behind their link.
-- **The range**, by arithmetic with intervals: outputs within [0, 1] that are no link's (a product of sigmoids, one
-  class of a softmax, the mean of two) are probabilities that must be used as they are.
-
-    [a, b] + [c, d] = [a + c, b + d],    [a, b]·[c, d] = [min, max of the four products],    f([a, b]) = [f(a), f(b)]
+- **The range**, by arithmetic with intervals (`ranges`): outputs within [0, 1] that are no link's (a product of
+  sigmoids, one class of a softmax, the mean of two) are probabilities that must be used as they are.
 
 x/Σx of the same x ≥ 0 lies in [0, 1], whether Σ is a softmax's or not; for x = e^z it is the softmax of z.
 """
@@ -26,37 +24,13 @@ from torch import Tensor
 
 from favour.graph.node import Graph, Node, rewired
 from favour.graph.traits import Argument
+from favour.passes.normalise.ranges import bounds
+from favour.passes.words import ADD, CLAMP
+from favour.scalar.intervals import Range
 
 aten = torch.ops.aten
 
-Range = tuple[float, float]
-_ANY: Range = (-math.inf, math.inf)
-
 SOFTMAX, SIGMOID = "softmax", "sigmoid"
-_SOFTMAX = {aten.softmax.int, aten._softmax.default, aten._safe_softmax.default}
-_LOG_SOFTMAX = {aten.log_softmax.int, aten._log_softmax.default}
-_SIGMOID = {aten.sigmoid.default, aten.sigmoid_.default, aten.special_expit.default}
-_LOG_SIGMOID = {aten.log_sigmoid.default}
-_LOG = {aten.log.default, aten.log_.default}
-_EXP = {aten.exp.default, aten.exp_.default}
-_SAME = {  # each number stays what it is
-    *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints),
-    *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default, aten.permute.default),
-    *(aten.transpose.int, aten.movedim.int, aten.movedim.intlist, aten.contiguous.default, aten.clone.default),
-    *(aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default, aten._to_copy.default),
-    *(aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.type_as.default),
-}
-_SOME = {  # some of the numbers, or means of them
-    *(aten.select.int, aten.slice.Tensor, aten.narrow.default, aten.index_select.default, aten.flip.default),
-    *(aten.expand.default, aten.repeat.default, aten.gather.default, aten.index.Tensor),
-    *(aten.mean.dim, aten.amax.default, aten.amin.default, aten.roll.default, aten.max_pool2d.default),
-    *(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default),
-    *(aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec),
-}
-_LINEAR = {
-    *(aten.linear.default, aten.addmm.default, aten.matmul.default, aten.mm.default, aten.bilinear.default),
-    *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.conv2d.padding, aten.embedding.default),
-}
 _HARMLESS = 1e-2  # how far a clamp or an ε may move a probability and still count as numerical care
 
 
@@ -104,16 +78,16 @@ def ending(graph: Graph, index: int = 0) -> Ending:
             return Ending(within=True, sums=True)
         if before is None:
             break
-        if node.target in _SAME:
+        if _same(node):
             path.append(node)
-        elif node.target in _EXP:
+        elif node.target is aten.exp.default:
             depth += 1
-        elif node.target in _LOG:
+        elif node.target is aten.log.default:
             depth -= 1
         elif not _careful(node):
             break
         node = before
-    return Ending(within=within, linear=node.target in _LINEAR)
+    return Ending(within=within, linear=bool(node.traits.weights))
 
 
 def without_links(graph: Graph) -> Graph | None:
@@ -144,25 +118,26 @@ def _moved(call: Node, source: Node) -> Node:
 
 def _link(node: Node, depth: int) -> tuple[str, Node] | None:
     """Whether `node` makes probabilities (depth 0, or −1 for their logarithms), and of what."""
+    link = node.traits.link
+    if link is not None and depth in ((0, 1) if link.log else (0, -1)):
+        return SOFTMAX if link.joint else SIGMOID, node.args[0]
     if depth in (0, -1):
-        if node.target in _SOFTMAX:
-            return SOFTMAX, node.args[0]
-        if node.target in _SIGMOID:
-            return SIGMOID, node.args[0]
         x = _normalised(node)
-        if x is not None and x.target in _EXP:
+        if x is not None and x.target is aten.exp.default:
             return SOFTMAX, x.args[0]
-    if depth in (0, 1):
-        if node.target in _LOG_SOFTMAX or _less_logsumexp(node):
-            return SOFTMAX, node.args[0]
-        if node.target in _LOG_SIGMOID:
-            return SIGMOID, node.args[0]
+    if depth in (0, 1) and _less_logsumexp(node):
+        return SOFTMAX, node.args[0]
     return None
+
+
+def _same(node: Node) -> bool:
+    """Each number stays what it is."""
+    return node.traits.keeps or node.traits.ordered or node.traits.permutes
 
 
 def _less_logsumexp(node: Node) -> bool:
     """x − log Σ e^x, a logarithm of a softmax by hand."""
-    if node.target not in (aten.sub.Tensor, aten.sub_.Tensor) or len(node.args) != 2 or node.kwargs:
+    if node.target is not aten.sub.Tensor or len(node.args) != 2 or node.kwargs:
         return False
     x, total = node.args
     return isinstance(total, Node) and total.target is aten.logsumexp.default and _alike(x, total.args[0])
@@ -187,7 +162,7 @@ def _over_all(node: Node, output: Node) -> bool:
 def _bare(logits: Node, path: list[Node], output: Node) -> tuple[Node, tuple[Node, ...]]:
     """The logits before changes of shape and dtype that the path behind the link undoes or that need not be."""
     node = logits
-    while node.target in _SAME:
+    while _same(node):
         node = node.args[0]
         axes = [s for s in (node.shape or ())[1:] if s != 1]
         if node.shape == output.shape and len(axes) < 2:  # one axis keeps its order whatever is done to shapes
@@ -198,9 +173,9 @@ def _bare(logits: Node, path: list[Node], output: Node) -> tuple[Node, tuple[Nod
 def _careful(node: Node) -> bool:
     """A clamp or an added ε that keeps a logarithm from −∞."""
     rest = [*node.args[1:], *node.kwargs.values()]
-    if node.target in (aten.add.Tensor, aten.add_.Tensor, aten.add.Scalar):
+    if node.target in ADD:
         return len(rest) == 1 and isinstance(rest[0], float) and 0 <= rest[0] <= _HARMLESS
-    if node.target in (aten.clamp.default, aten.clamp_.default, aten.clamp_min.default, aten.clamp_max.default):
+    if node.target in CLAMP:
         bounds = [b for b in rest if b is not None]
         return all(isinstance(b, (int, float)) and min(abs(b), abs(1 - b)) <= _HARMLESS for b in bounds)
     return False
@@ -211,7 +186,7 @@ def _masked(logits: Node) -> bool:
     open_, seen = [logits], {logits}
     while open_:
         node = open_.pop()
-        if node.kind != "call" or node.target in _LINEAR:
+        if node.kind != "call" or node.traits.weights:
             continue
         for value in (*node.args, *node.kwargs.values()):
             if isinstance(value, float) and math.isinf(value):
@@ -225,10 +200,10 @@ def _masked(logits: Node) -> bool:
 
 def _normalised(node: Node) -> Node | None:
     """x of x/Σx."""
-    if node.target not in (aten.div.Tensor, aten.div_.Tensor) or len(node.args) != 2:
+    if node.target is not aten.div.Tensor or len(node.args) != 2:
         return None
     x, total = node.args
-    while isinstance(total, Node) and (total.target in (aten.expand_as.default, *_SOME) or _careful(total)):
+    while isinstance(total, Node) and (_same(total) or total.traits.within or _careful(total)):
         total = total.args[0]
     if isinstance(x, Node) and isinstance(total, Node) and total.target is aten.sum.dim_IntList:
         of = total.args[0]
@@ -250,106 +225,11 @@ def _alike(a: Argument, b: Argument) -> bool:
     return type(a) is type(b) and not isinstance(a, (Node, Tensor)) and bool(a == b)
 
 
-# ---- ranges
-
-
 def _within(output: Node) -> bool:
-    low, high = _range(output, {}, 64)
+    low, high = bounds(output, _share)
     return low >= 0 and high <= 1
 
 
-def _range(value: Argument, known: dict[Node, Range], depth: int) -> Range:
-    """Bounds of a value; everything that is not known to be bounded is ±∞."""
-    if isinstance(value, (bool, int, float)):
-        return float(value), float(value)
-    if not isinstance(value, Node) or value.kind != "call" or depth == 0:
-        return _ANY
-    if value not in known:
-        known[value] = _ANY  # while it is looked for
-        known[value] = _range_of(value, lambda v: _range(v, known, depth - 1))
-    return known[value]
-
-
-def _range_of(node: Node, of: Callable[[Any], Range]) -> Range:
-    target, args = node.target, node.args
-    if target in _SOFTMAX or target in _SIGMOID or target is aten.hardsigmoid.default:
-        return 0.0, 1.0
-    if target in _LOG_SOFTMAX or target in _LOG_SIGMOID:
-        return -math.inf, 0.0
-    if target in _FUNCTIONS:
-        return _FUNCTIONS[target](of(args[0]))
-    if target in _SAME or target in _SOME:
-        return of(args[0])
-    if target in (aten.cat.default, aten.concat.default, aten.stack.default):
-        parts = [of(part) for part in args[0]]
-        return min(a for a, _ in parts), max(b for _, b in parts)
-    if target in (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar):
-        return _union(of(args[1]), of(args[2]))
-    if target in (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
-        return _union(of(args[0]), of(args[2]))
-    if target in _ARITHMETIC and not node.kwargs and len(args) == 2:
-        if _normalised(node) is not None and of(args[0])[0] >= 0:
-            return 0.0, 1.0
-        return _ARITHMETIC[target](of(args[0]), of(args[1]))
-    if target in (aten.clamp.default, aten.clamp_.default, aten.hardtanh.default):
-        bounds = [*args[1:], *[None] * (3 - len(args))]
-        low, high = node.kwargs.get("min", bounds[0]), node.kwargs.get("max", bounds[1])
-        if target is aten.hardtanh.default:
-            low, high = (-1.0 if low is None else low), (1.0 if high is None else high)
-        a, b = of(args[0])
-        low = low if isinstance(low, (int, float)) else -math.inf
-        high = high if isinstance(high, (int, float)) else math.inf
-        return min(max(a, low), high), max(min(b, high), low)
-    return _ANY
-
-
-def _union(a: Range, b: Range) -> Range:
-    return min(a[0], b[0]), max(a[1], b[1])
-
-
-def _product(a: Range, b: Range) -> Range:
-    corners = [0.0 if 0 in (x, y) else x * y for x in a for y in b]  # 0·∞ = 0: a bound, not a value
-    return min(corners), max(corners)
-
-
-def _reciprocal(a: Range) -> Range:
-    if a[0] < 0 < a[1]:
-        return _ANY
-    ends = sorted(math.inf if x == 0 else 1 / x for x in a)
-    return (ends[0], ends[1]) if a[1] > 0 else (-math.inf, ends[0])
-
-
-def _exponential(a: Range) -> Range:
-    return tuple(0.0 if x == -math.inf else math.exp(x) if x < 700 else math.inf for x in a)  # type: ignore[return-value]
-
-
-def _sum(a: Range, b: Range) -> Range:
-    return a[0] + b[0], a[1] + b[1]
-
-
-def _negative(a: Range) -> Range:
-    return -a[1], -a[0]
-
-
-_FUNCTIONS: dict[Any, Callable[[Range], Range]] = {
-    **dict.fromkeys(_EXP, _exponential),
-    aten.tanh.default: lambda a: (-1.0, 1.0),
-    aten.relu.default: lambda a: (max(a[0], 0.0), max(a[1], 0.0)),
-    aten.softplus.default: lambda a: (0.0, math.inf),
-    aten.abs.default: lambda a: (0.0, max(abs(a[0]), abs(a[1]))),
-    aten.square.default: lambda a: (0.0, max(abs(a[0]), abs(a[1])) ** 2),
-    aten.neg.default: _negative,
-    aten.reciprocal.default: _reciprocal,
-}
-_ARITHMETIC: dict[Any, Callable[[Range, Range], Range]] = {
-    aten.mul.Tensor: _product,
-    aten.mul.Scalar: _product,
-    aten.add.Tensor: _sum,
-    aten.add.Scalar: _sum,
-    aten.sub.Tensor: lambda a, b: _sum(a, _negative(b)),
-    aten.sub.Scalar: lambda a, b: _sum(a, _negative(b)),
-    aten.rsub.Scalar: lambda a, b: _sum(_negative(a), b),
-    aten.rsub.Tensor: lambda a, b: _sum(_negative(a), b),
-    aten.div.Tensor: lambda a, b: _product(a, _reciprocal(b)),
-    aten.div.Scalar: lambda a, b: _product(a, _reciprocal(b)),
-}
+def _share(node: Node, of: Callable[[Any], Range]) -> Range | None:
+    """x/Σx of the same x ≥ 0."""
+    return (0.0, 1.0) if _normalised(node) is not None and of(node.args[0])[0] >= 0 else None

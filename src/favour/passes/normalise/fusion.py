@@ -18,15 +18,13 @@ from torch import Tensor
 
 from favour.graph.interpreter import Values, arguments, interpret
 from favour.graph.node import Graph, Node, replace_nodes, rewired
-from favour.passes.normalise.traced import ARITHMETIC, Kinks, Traced, apply_function
 from favour.rules.registry import RULES, pointwise_surrogate
 from favour.scalar import ScalarFunction
+from favour.scalar.composed import Kinks, Traced
 from favour.scalar.function import Exactness
 from favour.scalar.moments import Moments, quadrature
 from favour.surrogate import Surrogate
 from favour.surrogate.value import Context, Value
-
-aten = torch.ops.aten
 
 
 @dataclass(eq=False)
@@ -37,29 +35,8 @@ class FusedNode(Node):
     body: list[Node] = field(default_factory=list)
 
 
-_AFFINE = {
-    aten.add.Tensor,
-    aten.add.Scalar,
-    aten.sub.Tensor,
-    aten.sub.Scalar,
-    aten.rsub.Scalar,
-    aten.rsub.Tensor,
-    aten.neg.default,
-    aten.mul.Tensor,
-    aten.mul.Scalar,
-    aten.div.Tensor,
-    aten.div.Scalar,
-    aten.to.dtype,
-    aten._to_copy.default,
-    aten.type_as.default,
-}
-
-
 def _pointwise(node: Node) -> bool:
-    if node.kind != "call":
-        return False
-    entry = RULES.get(node.target)
-    return node.target in ARITHMETIC or (entry is not None and entry.pointwise is not None)
+    return node.traits.scalar is not None
 
 
 def fuse(graph: Graph, uncertain: set[Node]) -> None:
@@ -163,8 +140,9 @@ def _body(
 
 def _bends(node: Node, sources: Callable[[Node], list[Node]]) -> bool:
     """Whether an operation is more than an affine function of one tensor."""
-    divides = node.target in (aten.div.Tensor, aten.div.Scalar) and node.args[1] in sources(node)
-    return divides or node.target not in _AFFINE or len(sources(node)) > 1
+    random = sources(node)
+    affine = [a for i, a in enumerate(node.args) if i in node.traits.affine or node.traits.keeps]
+    return len(random) > 1 or not any(a is random[0] for a in affine)
 
 
 class _Fused:
@@ -183,9 +161,8 @@ def trace(node: FusedNode, x: Tensor, known: dict[Node, Any]) -> tuple[Traced, K
 
     def traced(inner: Node, env: Values) -> Any:
         args, kwargs = arguments(inner, env)
-        if inner.target in ARITHMETIC:
-            return ARITHMETIC[inner.target](kinks, *args, **{k: v for k, v in kwargs.items() if k == "alpha"})
-        return apply_function(kinks, inner.target, *args, **kwargs)
+        assert inner.traits.scalar is not None
+        return inner.traits.scalar(kinks, *args, **kwargs)
 
     assert node.root is not None
     env = interpret(node.body, {**known, node.root: Traced(x, 1.0, ((1.0, 0.0),))}, traced)
@@ -194,8 +171,8 @@ def trace(node: FusedNode, x: Tensor, known: dict[Node, Any]) -> tuple[Traced, K
 
 def _leaves_its_domain(node: Node) -> bool:
     """A logarithm, a root or a negative power: some of a Gaussian's mass may have no value."""
-    if node.target is aten.pow.Tensor_Scalar:
-        exponent = node.args[1]
+    exponent = node.claims("power")
+    if exponent is not None:
         return not isinstance(exponent, (int, float)) or exponent < 0 or exponent != int(exponent)
     return node.target in RULES and RULES[node.target].exactness == "linearised"
 

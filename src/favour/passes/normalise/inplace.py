@@ -21,45 +21,10 @@ import torch
 
 from favour.errors import UnsupportedOperation
 from favour.graph.node import Graph, Node, replace_nodes
-from favour.graph.traits import Operation
+from favour.graph.traits import Operation, traits_of
 
 aten = torch.ops.aten
 
-# A view's inverse: the overload that writes a new value of the view back into its base.
-_SCATTER = {
-    aten.slice.Tensor: aten.slice_scatter.default,
-    aten.select.int: aten.select_scatter.default,
-    aten.diagonal.default: aten.diagonal_scatter.default,
-}
-# Views that keep the order of the elements, so that reshaping takes them back.
-_ORDERED = {
-    aten.view.default,
-    aten.reshape.default,
-    aten._unsafe_view.default,
-    aten.view_as.default,
-    aten.reshape_as.default,
-    aten.flatten.using_ints,
-    aten.unflatten.int,
-    aten.unsqueeze.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.contiguous.default,
-    aten.detach.default,
-    aten.alias.default,
-    aten.dropout.default,
-    aten.to.dtype,
-    aten.to.dtype_layout,
-    aten.type_as.default,
-}
-_SWAPS = {aten.transpose.int, aten.swapaxes.default, aten.t.default}
-_PIECES = {
-    aten.split.Tensor,
-    aten.split.sizes,
-    aten.split_with_sizes.default,
-    aten.chunk.default,
-    aten.unbind.int,
-}
 _COMPARISONS = {"gt", "ge", "lt", "le", "eq", "ne", "logical_and", "logical_or", "logical_not", "logical_xor"}
 
 _END = 2**63 - 1  # how export writes the open end of a slice
@@ -229,25 +194,16 @@ class _Rewriter:
         """The base of a view, after `value` was written into the view."""
         base, target, rest = self.base[view], view.target, self.written[view][0][1:]
         if target is operator.getitem:
-            place = _piece(self._own(self.written[view][0][0]), base, rest[0])
-            if place is not None:
-                return self._new(base, place[0], (self.now(base), value, *place[1:]), {}, node)
-        if target in _SCATTER:
-            open_ended = (
-                None if a == _END else a for a in rest
-            )  # vmap's slice_scatter overflows on the largest integer
-            args = (self.now(base), value, *open_ended)
-            return self._new(base, _SCATTER[target], args, dict(view.kwargs), node)
-        if target is aten.narrow.default and all(isinstance(a, int) for a in rest):
-            dim, start, length = rest
-            args = (self.now(base), value, dim, start, start + length)
-            return self._new(base, aten.slice_scatter.default, args, {}, node)
-        if target in _SWAPS:
-            return self._new(base, target, (value, *rest), {}, node)
-        if target is aten.permute.default:
-            order = [d % len(rest[0]) for d in rest[0]]
-            return self._new(base, target, (value, [order.index(d) for d in range(len(order))]), {}, node)
-        if target in _ORDERED and base.shape is not None and base.dtype == view.dtype:
+            pieces = self._own(self.written[view][0][0])
+            piece = pieces.traits.pieces
+            made = None if piece is None or base.shape is None else piece(rest[0], base.shape, *pieces.args[1:])
+            if made is not None:
+                target, rest = made
+        inverse = traits_of(target).inverse
+        back = None if inverse is None else inverse(self.now(base), value, *rest)
+        if back is not None:
+            return self._new(base, *back, dict(view.kwargs), node)
+        if _in_order(view) and base.shape is not None and base.dtype == view.dtype:
             return self._reshaped(value, base, node)
         return self._new(base, LOST, (), {"view": target}, node)
 
@@ -269,22 +225,9 @@ class _Rewriter:
         return alike and a.target is not operator.getitem and self._same_place(self.base[a], self.base[b])
 
 
-def _piece(pieces: Node, base: Node, index: int) -> tuple | None:
-    """How piece `index` of `split`, `chunk` or `unbind` is written back: an overload and its arguments."""
-    if pieces.target not in _PIECES or base.shape is None:
-        return None
-    dim = pieces.args[-1] if len(pieces.args) > (1 if pieces.target is aten.unbind.int else 2) else 0
-    if pieces.target is aten.unbind.int:
-        return aten.select_scatter.default, dim, index
-    total, given = base.shape[dim], pieces.args[1]
-    if not isinstance(total, int) or isinstance(given, Node):
-        return None
-    if isinstance(given, (list, tuple)):
-        start, length = sum(given[:index]), given[index]
-    else:
-        length = -(-total // given) if pieces.target is aten.chunk.default else given
-        start = index * length
-    return aten.slice_scatter.default, dim, start, min(start + length, total)
+def _in_order(view: Node) -> bool:
+    """Whether reshaping takes a view back; dropout that is off returns its argument."""
+    return view.traits.ordered or view.traits.keeps or (view.draw is not None and not view.live)
 
 
 def _whole(node: Node) -> bool:

@@ -39,24 +39,12 @@ def dimension_arguments(target: Operation) -> list[int]:
 
 def _is_entry_wise(node: Node) -> bool:
     pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    return node.draw is not None or pointwise or node.traits.elementwise
+    traits = node.traits
+    return node.draw is not None or pointwise or traits.elementwise or traits.keeps or traits.scalar is not None
 
 
 @lifts_where(_is_entry_wise)
 @lifts(
-    aten.clone.default,
-    aten.contiguous.default,
-    aten.alias.default,
-    aten.detach.default,
-    aten.lift_fresh_copy.default,
-    aten.to.dtype,
-    aten.to.dtype_layout,
-    aten.to.device,
-    aten.to.other,
-    aten._to_copy.default,
-    aten.type_as.default,
-    aten.dropout.default,
-    aten.alpha_dropout.default,
     aten.native_dropout.default,
     aten.zeros_like.default,
     aten.ones_like.default,
@@ -66,11 +54,6 @@ def _is_entry_wise(node: Node) -> bool:
     aten.randn_like.default,
     aten.bernoulli.default,
     aten.bernoulli.p,
-    aten.where.self,
-    aten.where.ScalarOther,
-    aten.where.ScalarSelf,
-    aten.masked_fill.Scalar,
-    aten.masked_fill.Tensor,
 )
 def entry_wise(call: Call) -> Lifted:
     node = call.node

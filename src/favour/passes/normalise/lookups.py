@@ -69,14 +69,9 @@ def _indices(node: Node) -> list[tuple[Node, int, int]]:
         found = shape[axis] if shape and -len(shape) <= axis < len(shape) else None
         return found if isinstance(found, int) else None
 
-    wanted: list[tuple[Any, int | None, bool]] = []
-    args = node.args
-    if node.target is aten.embedding.default:
-        wanted = [(args[1], size(args[0], 0), False)]
-    elif node.target in (aten.index_select.default, aten.gather.default):
-        wanted = [(args[2], size(args[0], args[1]), False)]
-    elif node.target is aten.index.Tensor:
-        wanted = [(index, size(args[0], axis), True) for axis, index in enumerate(args[1])]
+    if node.traits.lookup is None:
+        return []
+    wanted = [(index, size(table, axis), wraps) for index, table, axis, wraps in node.traits.lookup(*node.args)]
     return [
         (index, -n if wraps else 0, n - 1)
         for index, n, wraps in wanted

@@ -15,18 +15,10 @@ from favour.errors import UnsupportedOperation
 from favour.graph.node import Graph, Node
 from favour.graph.traits import Argument
 from favour.passes.rewriting import Builder
+from favour.passes.words import AND, DIV, FILLS, MUL, NOT, WHERE
 from favour.rules.randomness import bernoulli_draw
 
 aten = torch.ops.aten
-
-MUL = {aten.mul.Tensor, aten.mul.Scalar}
-DIV = {aten.div.Tensor, aten.div.Scalar}
-COPIES = {aten.clone.default, aten.contiguous.default, aten.alias.default, aten.detach.default}
-CASTS = {aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default, aten.type_as.default, aten.to.other}
-NOT = {aten.logical_not.default, aten.bitwise_not.default}
-AND = {aten.logical_and.default, aten.bitwise_and.Tensor, aten.__and__.Tensor}
-FILLS = {aten.masked_fill.Scalar, aten.masked_fill.Tensor}
-WHERE = {aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar}
 
 
 class Masks:
@@ -43,7 +35,7 @@ class Masks:
         if mask is None:
             return None
         shape, target = node.shape, node.target
-        if target in COPIES | CASTS and node.args[0] is mask:
+        if node.traits.keeps and node.args[0] is mask:
             return self._kept(self._cast(mask, node, new))
         if target in NOT:
             return self._kept(new.call(aten.rsub.Scalar, mask, 1.0, shape=shape, dtype=mask.dtype))
@@ -143,7 +135,7 @@ class Dropouts:
             if here.target is bernoulli_draw:
                 p = _number(here.args[0])
                 return None if p is None else (factor, 1 - p if turned else p, here)
-            if here.target in COPIES | CASTS:
+            if here.traits.keeps:
                 here = here.args[0]
             elif here.target in MUL | DIV and isinstance(here.args[1], (int, float)):
                 factor = factor * here.args[1] if here.target in MUL else factor / here.args[1]

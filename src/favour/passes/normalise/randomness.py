@@ -25,20 +25,15 @@ import torch
 from favour.errors import UnsupportedOperation
 from favour.graph.node import Graph, Node, rewired
 from favour.graph.traits import Argument
-from favour.passes.normalise.masks import AND, CASTS, COPIES, DIV, FILLS, MUL, NOT, WHERE, Dropouts, Masks
+from favour.passes.normalise.masks import Dropouts, Masks
 from favour.passes.rewriting import Builder, Shape, rewrite
+from favour.passes.words import ABOVE, ADD, BELOW, DIV, MUL
 from favour.rules.randomness import bernoulli_draw, normal_draw, uniform_draw
 from favour.rules.registry import RULES
 
 aten = torch.ops.aten
 
-_BELOW = {aten.lt.Scalar, aten.lt.Tensor, aten.le.Scalar, aten.le.Tensor}
-_ABOVE = {aten.gt.Scalar, aten.gt.Tensor, aten.ge.Scalar, aten.ge.Tensor}
 _STEPS = {aten.floor.default: 0.0, aten.round.default: 0.5, aten.ceil.default: 1.0, aten.trunc.default: 0.0}
-_ADD = {aten.add.Tensor, aten.add.Scalar}
-_SUB = {aten.sub.Tensor, aten.sub.Scalar}
-_ARITHMETIC = _ADD | _SUB | MUL | DIV | COPIES | CASTS | {aten.rsub.Scalar, aten.neg.default}
-
 _UNIFORM = {"rand", "rand_like", "uniform", "uniform_"}
 _NORMAL = {"randn", "randn_like", "normal", "normal_", "normal_functional"}
 _BERNOULLI = {"bernoulli", "bernoulli_"}
@@ -107,7 +102,7 @@ class _Sources:
             for user in self.users[node]:
                 if _is_step(user, node):
                     steps += 1 + (user.shape != draw.shape)  # wider than the draw: not one for each entry
-                elif user.target in _ARITHMETIC and _numbers_beside(user, node):
+                elif _arithmetic(user) and _numbers_beside(user, node):
                     if user not in seen:
                         seen.add(user)
                         ahead.append(user)
@@ -150,7 +145,7 @@ class _Sources:
 
     def _followed(self, node: Node, new: Builder, form: _Uniform) -> Node | None:
         x = next(s for s in node.inputs if s in self.forms)
-        if node.target in _ARITHMETIC:
+        if _arithmetic(node):
             self.forms[node] = _moved(node, x, form)
             return None
         scale, shift = form.scale, form.shift
@@ -166,7 +161,7 @@ class _Sources:
             return drawn if not least else new.call(aten.add.Scalar, drawn, float(least), shape=node.shape)
         first = node.args[0] is x
         other = node.args[1] if first else node.args[0]
-        below = ((node.target in _BELOW) == first) == (scale > 0)  # u is less than what it is compared with
+        below = ((node.target in BELOW) == first) == (scale > 0)  # u is less than what it is compared with
         if not isinstance(other, Node):
             inside = min(max((other - shift) / scale, 0.0), 1.0)
             return _drawn(form.draw, node, new, inside if below else 1 - inside)
@@ -179,7 +174,7 @@ class _Sources:
 
 
 def _is_step(user: Node, x: Node) -> bool:
-    return user.target in _STEPS or user.target in _BELOW | _ABOVE
+    return user.target in _STEPS or user.target in BELOW | ABOVE
 
 
 def _numbers_beside(user: Node, x: Node) -> bool:
@@ -190,6 +185,10 @@ def _numbers_beside(user: Node, x: Node) -> bool:
     )
 
 
+def _arithmetic(user: Node) -> bool:
+    return bool(user.traits.affine or user.traits.keeps)
+
+
 def _bends(user: Node) -> bool:
     entry = RULES.get(user.target)
     return entry is not None and entry.pointwise is not None
@@ -198,7 +197,7 @@ def _bends(user: Node) -> bool:
 def _moved(node: Node, x: Node, form: _Uniform) -> _Uniform:
     """The form behind arithmetic with a number."""
     target = node.target
-    if target in COPIES | CASTS:
+    if node.traits.keeps:
         return form
     if target is aten.neg.default:
         return _Uniform(form.draw, -form.scale, -form.shift)
@@ -208,7 +207,7 @@ def _moved(node: Node, x: Node, form: _Uniform) -> _Uniform:
         return _Uniform(form.draw, form.scale * number, form.shift * number)
     if target in DIV:
         return _Uniform(form.draw, form.scale / number, form.shift / number)
-    if target in _ADD:
+    if target in ADD:
         return _Uniform(form.draw, form.scale, form.shift + number)
     turned = (target is aten.rsub.Scalar) == (a is x)  # number − x
     sign = -1 if turned else 1
@@ -362,8 +361,7 @@ class _Leading:
 
 
 def _entrywise(node: Node) -> bool:
-    known = _ARITHMETIC | _BELOW | _ABOVE | NOT | AND | FILLS | WHERE
-    return node.target in known or _bends(node) or node.target is bernoulli_draw
+    return node.traits.scalar is not None or node.traits.keeps or node.target is bernoulli_draw
 
 
 def _under(new: Builder, x: Node, dims: int) -> Node:

@@ -30,7 +30,6 @@ import torch
 from favour.graph.node import Graph, Node, nodes_in, replace_nodes
 from favour.passes.normalise.steps import Weights, run, side_by_side, step
 from favour.passes.rewriting import Builder, Shape, rewrite
-from favour.rules.registry import RULES
 
 aten = torch.ops.aten
 
@@ -117,7 +116,7 @@ class _Unrolling:
         if target is aten.cat.default:
             return self._joined(node, new)
         sources = [s for s in node.inputs if s in self.turned]
-        if target in _ENTRY_WISE or len(sources) > 1:
+        if node.traits.elementwise or len(sources) > 1:
             return self._entry_wise(node, new)
         if x not in self.turned or x.shape is None:
             return None
@@ -145,13 +144,12 @@ class _Unrolling:
             if dim == 1 and not whole:
                 return None
             return self._reshaped(new.call(target, x, _exchange(dim), start, end, step, shape=out), node)
-        if target in _REDUCTIONS:
+        if node.traits.reduces and node.shape is not None:
             return self._reduced(node, new)
         if target is aten.flip.default:
             axes = [_exchange(d % len(x.shape)) for d in rest[0]]
             return None if 0 in axes else self._reshaped(new.call(target, x, axes, shape=out), node)
-        entry = RULES.get(target)
-        if target in _ON_LAST_AXIS or (entry is not None and entry.pointwise is not None):
+        if node.claims("row_wise") or node.traits.keeps:
             made = new.call(target, *node.args, shape=out)
             made.kwargs = node.kwargs
             return self._reshaped(made, node)
@@ -163,7 +161,7 @@ class _Unrolling:
 
     def _entry_wise(self, node: Node, new: Builder) -> Node | None:
         """A sum or product of tensors that all have the batch second, or of one with numbers or a bias."""
-        if node.target not in _ENTRY_WISE or node.shape is None:
+        if not node.traits.elementwise or node.shape is None:
             return None
         for s in node.inputs:
             alike = s in self.turned and s.shape == _swapped(node.shape)
@@ -265,19 +263,6 @@ def _standing_for(node: Node, result: Node) -> Node:
 
 
 # --------------------------------------------------------------- exchanged axes
-
-_ON_LAST_AXIS = {
-    aten.linear.default,
-    aten.layer_norm.default,
-    aten.dropout.default,
-    torch.ops.favour.dropout.default,
-    aten.alias.default,
-    aten.clone.default,
-    aten.contiguous.default,
-    aten.to.dtype,
-}
-_ENTRY_WISE = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor}
-_REDUCTIONS = {aten.mean.dim, aten.sum.dim_IntList, aten.amax.default}
 
 
 def _exchange(axis: int) -> int:

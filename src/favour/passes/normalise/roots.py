@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from favour.graph.node import Graph, Node, nodes_in
-from favour.graph.traits import Argument, Operation
+from favour.graph.traits import Argument, Operation, Traits, declare
+from favour.passes.normalise.ranges import bounds
+from favour.passes.words import ADD, MUL
 from favour.rules.maxima import behind_dropout
 from favour.rules.registry import pointwise_surrogate
 from favour.rules.windows import Windows, per_axis
@@ -29,21 +31,6 @@ from favour.surrogate import Surrogate
 from favour.surrogate.value import Context, Value
 
 aten = torch.ops.aten
-
-_POWERS = {aten.pow.Tensor_Scalar}
-_POSITIVE = {aten.relu.default, aten.abs.default, aten.square.default, aten.exp.default, aten.sigmoid.default}
-_POOLS = {aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default}
-_VARIANCES = {aten.var.dim, aten.var.correction}
-_SUMS = {
-    *_POOLS,
-    aten.adaptive_avg_pool1d.default,
-    aten.adaptive_avg_pool2d.default,
-    aten.adaptive_avg_pool3d.default,
-    aten.mean.dim,
-    aten.sum.dim_IntList,
-    *_VARIANCES,
-}
-_PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
 
 
 def root(ctx: Context, x: Value, exponent: float) -> Surrogate:
@@ -76,6 +63,9 @@ def dropped_root(
     )
 
 
+declare(dropped_root, traits=Traits(random=True))
+
+
 def _function(r: float) -> ScalarFunction:
     def derivative(x: Tensor) -> Tensor:
         positive = x > 0
@@ -103,14 +93,15 @@ def find_roots(graph: Graph, uncertain: Collection[Node]) -> None:
         if exponent is None:
             continue
         source, scaled, scale = node.args[0], None, 1.0
-        if source.kind == "call" and source.target in _PRODUCTS and _number(source.args[1], positive=True):
+        if source.target in MUL and _number(source.args[1], positive=True):
             scaled, scale = source, source.args[1]
             source = source.args[0]
         plain = _without_sign(source)
-        if _summed(plain) and _nonnegative(plain):
+        if _summed(plain) and bounds(plain)[0] >= 0:
             if scaled is not None and plain is not source:
                 scaled.args = (plain, scale)
-            drop = plain.args[0] if plain.target in _POOLS and len(plain.args) <= 3 and not plain.kwargs else None
+            average = plain.traits.pool == "regular" and not plain.traits.maximum
+            drop = plain.args[0] if average and len(plain.args) <= 3 and not plain.kwargs else None
             if drop is not None and _element_dropout(drop) and reads(drop) == reads(plain) == 1:
                 label = drop.module or "dropout"
                 node.args = (drop.args[0], drop.rate, exponent, scale, label, plain.target, plain.args[1:])
@@ -130,16 +121,13 @@ def _number(value: Argument, *, positive: bool = False) -> bool:
 
 
 def _root_of(node: Node) -> float | None:
-    if node.target is aten.sqrt.default:
-        return 0.5
-    if node.target in _POWERS and _number(node.args[1]) and 0 < node.args[1] < 1:
-        return float(node.args[1])
-    return None
+    power = node.claims("power")
+    return float(power) if _number(power) and 0 < power < 1 else None
 
 
 def _without_sign(node: Node) -> Node:
     """s where `node` is sign(s)·relu(|s|)."""
-    if node.kind != "call" or node.target not in _PRODUCTS:
+    if node.target not in MUL:
         return node
     sign, size = node.args[:2]
     if not (isinstance(sign, Node) and isinstance(size, Node) and sign.target is aten.sign.default):
@@ -149,28 +137,6 @@ def _without_sign(node: Node) -> Node:
 
 
 def _summed(node: Node) -> bool:
-    if node.target in (aten.add.Tensor, aten.add.Scalar) and isinstance(node.args[0], Node):
+    if node.target in ADD and isinstance(node.args[0], Node):
         return _summed(node.args[0])
-    return node.kind == "call" and node.target in _SUMS
-
-
-def _squares(node: Node) -> bool:
-    """x·x."""
-    return node.target is aten.mul.Tensor and node.args[0] is node.args[1]
-
-
-def _nonnegative(node: Argument) -> bool:
-    """Whether no value can be negative, by how it is computed."""
-    if not isinstance(node, Node):
-        return _number(node) and node >= 0
-    if node.kind != "call":
-        return False
-    if node.target in _POSITIVE | _VARIANCES or _squares(node):
-        return True
-    if node.target in _POWERS and _number(node.args[1]):
-        return node.args[1] % 2 == 0 or _nonnegative(node.args[0])
-    if node.target in _SUMS or (node.draw is not None and node.draw.falls):
-        return _nonnegative(node.args[0])
-    if node.target in (aten.add.Tensor, aten.add.Scalar, *_PRODUCTS) and not node.kwargs:
-        return all([_nonnegative(a) for a in node.args[:2]])
-    return False
+    return node.traits.sums

@@ -7,7 +7,6 @@ from favour.graph.node import Graph, Node, draws_numbers
 from favour.passes.normalise.commuting import rule_for
 from favour.passes.normalise.derived import DerivedNode
 from favour.passes.normalise.fusion import FusedNode
-from favour.rules.maxima import WITH_INDICES
 
 
 def batch_of(graph: Graph) -> int | str | None:
@@ -27,7 +26,7 @@ def check_rules(graph: Graph, uncertain: set[Node]) -> None:
             continue
         if getattr(node.target, "__name__", "") == "getitem":
             source, which = node.args
-            if source.target in WITH_INDICES and which != 0:
+            if source.traits.indices and which != 0:
                 problems.append(
                     f"the indices of `{source.target}` at {source.place} (`return_indices=True`) are read, and which "
                     "entry is the largest is random there: return or use the maxima only"

@@ -5,26 +5,24 @@ and, while it is piecewise linear, the straight lines a·x + b that it consists 
 kink at t meets the line, a·x + b = t, the function may have a kink, and quadrature splits there (one place
 too many is harmless). Where it meets something curved the kink's place is unknown, and quadrature splits
 everywhere, σ by σ.
+
+Operations say how they act on such triples by their trait `scalar`.
 """
 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import combinations, product
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from favour.graph.traits import Argument, Operation
-from favour.rules.registry import RULES
+from favour.graph.traits import Argument
+from favour.scalar.function import Line, ScalarFunction
 
-aten = torch.ops.aten
-
-Line = tuple[Any, Any]
 MOST_LINES = 8  # with more of them the places of kinks are not followed
 
 
@@ -85,7 +83,7 @@ def _kept(lines: Iterable[Line]) -> tuple[Line, ...] | None:
     return (*plain, *others) if len(plain) + len(others) <= MOST_LINES else None
 
 
-def _add(kinks: Kinks, a: Argument, b: Argument, alpha: Argument = 1) -> Traced:
+def add(kinks: Kinks, a: Argument, b: Argument, alpha: Argument = 1) -> Traced:
     la, lb = _lines(a), _lines(b)
     lines = (
         None
@@ -95,16 +93,16 @@ def _add(kinks: Kinks, a: Argument, b: Argument, alpha: Argument = 1) -> Traced:
     return Traced(_value(a) + alpha * _value(b), _slope(a) + alpha * _slope(b), lines)
 
 
-def _sub(kinks: Kinks, a: Argument, b: Argument, alpha: Argument = 1) -> Traced:
-    return _add(kinks, a, b, -alpha)
+def subtract(kinks: Kinks, a: Argument, b: Argument, alpha: Argument = 1) -> Traced:
+    return add(kinks, a, b, -alpha)
 
 
-def _rsub(kinks: Kinks, a: Argument, b: Argument, alpha: Argument = 1) -> Traced:
-    return _add(kinks, b, a, -alpha)
+def subtract_from(kinks: Kinks, a: Argument, b: Argument, alpha: Argument = 1) -> Traced:
+    return add(kinks, b, a, -alpha)
 
 
-def _neg(kinks: Kinks, a: Traced) -> Traced:
-    return _mul(kinks, a, -1.0)
+def negate(kinks: Kinks, a: Traced) -> Traced:
+    return multiply(kinks, a, -1.0)
 
 
 def _flat(lines: tuple[Line, ...] | None) -> bool:
@@ -112,7 +110,7 @@ def _flat(lines: tuple[Line, ...] | None) -> bool:
     return lines is not None and all(not isinstance(a, Tensor) and a == 0 for a, _ in lines)
 
 
-def _mul(kinks: Kinks, a: Argument, b: Argument) -> Traced:
+def multiply(kinks: Kinks, a: Argument, b: Argument) -> Traced:
     la, lb = _lines(a), _lines(b)
     lines = None
     if la is not None and lb is not None and (_flat(la) or _flat(lb)):
@@ -121,26 +119,26 @@ def _mul(kinks: Kinks, a: Argument, b: Argument) -> Traced:
     return Traced(_value(a) * _value(b), _slope(a) * _value(b) + _value(a) * _slope(b), lines)
 
 
-def _div(kinks: Kinks, a: Argument, b: Argument) -> Traced:
+def divide(kinks: Kinks, a: Argument, b: Argument) -> Traced:
     if not isinstance(b, Traced):
-        return _mul(kinks, a, 1 / b)
+        return multiply(kinks, a, 1 / b)
     y = _value(a) / b.value
     return Traced(y, (_slope(a) - y * b.slope) / b.value)
 
 
-def _chained(outer: Argument, inner: Argument) -> Any:
+def _chained(outer: Any, inner: Any) -> Any:
     """The product of two slopes: 0 where the inner function is constant, and be the outer one's infinite (√relu)."""
     if not isinstance(inner, Tensor):
         return outer * inner if inner != 0 else 0.0
     return torch.where(inner == 0, 0.0, outer) * inner
 
 
-def _pow(kinks: Kinks, a: Traced, exponent: Argument) -> Traced:
+def power(kinks: Kinks, a: Traced, exponent: Argument) -> Traced:
     slope = _chained(exponent * a.value ** (exponent - 1), a.slope) if exponent != 0 else 0.0
     return Traced(a.value**exponent, slope, a.lines if exponent == 1 else None)
 
 
-def _compare(op: Callable[[Any, Any], Any]) -> Callable[..., Traced]:
+def compare(op: Callable[[Any, Any], Any]) -> Callable[..., Traced]:
     def apply(kinks: Kinks, a: Argument, b: Argument) -> Traced:
         kinks.meet(a, b)
         return Traced(op(_value(a), _value(b)), 0.0, _BOTH)
@@ -148,7 +146,7 @@ def _compare(op: Callable[[Any, Any], Any]) -> Callable[..., Traced]:
     return apply
 
 
-def _logical(op: Callable[..., Any]) -> Callable[..., Traced]:
+def logical(op: Callable[..., Any]) -> Callable[..., Traced]:
     def apply(kinks: Kinks, *parts: Argument) -> Traced:
         return Traced(op(*map(_value, parts)), 0.0, _BOTH)
 
@@ -162,7 +160,7 @@ def _tensors(a: Argument, b: Argument, like: Tensor) -> list[Tensor]:
     return [torch.as_tensor(t, dtype=None if isinstance(t, Tensor) else like.dtype, device=like.device) for t in (a, b)]
 
 
-def _where(kinks: Kinks, condition: Argument, a: Argument, b: Argument) -> Traced:
+def choose(kinks: Kinks, condition: Argument, a: Argument, b: Argument) -> Traced:
     c, la, lb = _value(condition), _lines(a), _lines(b)
     like = next((t for t in (_value(a), _value(b)) if isinstance(t, Tensor)), _slope(condition) + torch.zeros(()))
     return Traced(
@@ -172,95 +170,34 @@ def _where(kinks: Kinks, condition: Argument, a: Argument, b: Argument) -> Trace
     )
 
 
-def _masked_fill(kinks: Kinks, a: Argument, mask: Argument, value: Argument) -> Traced:
-    return _where(kinks, mask, value, a)
+def fill(kinks: Kinks, a: Argument, mask: Argument, value: Argument) -> Traced:
+    return choose(kinks, mask, value, a)
 
 
-def _extreme(first: Callable[[Any, Any], Any]) -> Callable[..., Traced]:
+def extreme(first: Callable[[Any, Any], Any]) -> Callable[..., Traced]:
     def apply(kinks: Kinks, a: Argument, b: Argument) -> Traced:
         kinks.meet(a, b)
-        return _where(kinks, first(_value(a), _value(b)), a, b)
+        return choose(kinks, first(_value(a), _value(b)), a, b)
 
     return apply
 
 
-def _convert(kinks: Kinks, a: Argument, *args: Argument) -> Traced:
+def convert(kinks: Kinks, a: Argument, *args: Argument, **kwargs: Argument) -> Traced:
     """A change of dtype: truth values become numbers, and rounding is not followed."""
     value = _value(a)
     return Traced(value if value.is_floating_point() else value + 0.0, _slope(a), _lines(a))
 
 
-ARITHMETIC: dict[Any, Callable[..., Traced]] = {
-    aten.add.Tensor: _add,
-    aten.add.Scalar: _add,
-    aten.sub.Tensor: _sub,
-    aten.sub.Scalar: _sub,
-    aten.rsub.Scalar: _rsub,
-    aten.rsub.Tensor: _rsub,
-    aten.neg.default: _neg,
-    aten.mul.Tensor: _mul,
-    aten.mul.Scalar: _mul,
-    aten.div.Tensor: _div,
-    aten.div.Scalar: _div,
-    aten.pow.Tensor_Scalar: _pow,
-    aten.where.self: _where,
-    aten.where.ScalarSelf: _where,
-    aten.where.ScalarOther: _where,
-    aten.where.Scalar: _where,
-    aten.masked_fill.Scalar: _masked_fill,
-    aten.masked_fill.Tensor: _masked_fill,
-    aten.maximum.default: _extreme(lambda a, b: a > b),
-    aten.minimum.default: _extreme(lambda a, b: a < b),
-    aten.gt.Scalar: _compare(lambda a, b: a > b),
-    aten.ge.Scalar: _compare(lambda a, b: a >= b),
-    aten.lt.Scalar: _compare(lambda a, b: a < b),
-    aten.le.Scalar: _compare(lambda a, b: a <= b),
-    aten.gt.Tensor: _compare(lambda a, b: a > b),
-    aten.ge.Tensor: _compare(lambda a, b: a >= b),
-    aten.lt.Tensor: _compare(lambda a, b: a < b),
-    aten.le.Tensor: _compare(lambda a, b: a <= b),
-    aten.logical_and.default: _logical(operator.and_),
-    aten.logical_or.default: _logical(operator.or_),
-    aten.logical_not.default: _logical(torch.logical_not),
-    aten.bitwise_and.Tensor: _logical(operator.and_),
-    aten.bitwise_or.Tensor: _logical(operator.or_),
-    aten.__and__.Tensor: _logical(operator.and_),
-    aten.__or__.Tensor: _logical(operator.or_),
-    aten.bitwise_not.default: _logical(torch.logical_not),
-    aten.to.dtype: _convert,
-    aten._to_copy.default: _convert,
-    aten.type_as.default: _convert,
-}
-# The lines that piecewise linear functions consist of; their kinks are where these cross.
-PIECES: dict[Any, Callable[..., list[Line]]] = {
-    aten.relu.default: lambda: [(0.0, 0.0), (1.0, 0.0)],
-    aten.relu6.default: lambda: [(0.0, 0.0), (1.0, 0.0), (0.0, 6.0)],
-    aten.abs.default: lambda: [(-1.0, 0.0), (1.0, 0.0)],
-    aten.leaky_relu.default: lambda slope=0.01: [(slope, 0.0), (1.0, 0.0)],
-    aten.hardtanh.default: lambda low=-1.0, high=1.0: [(0.0, low), (1.0, 0.0), (0.0, high)],
-    aten.clamp.default: lambda min=None, max=None: _clamped(min, max),
-    aten.clamp_min.default: lambda least: _clamped(least, None),
-    aten.clamp_max.default: lambda most: _clamped(None, most),
-}
+def function(make: Callable[..., ScalarFunction]) -> Callable[..., Traced]:
+    """How f acts on an intermediate; `make` of its further arguments is f."""
 
-
-def _clamped(low: Argument, high: Argument) -> list[Line]:
-    return [(1.0, 0.0), *((0.0, bound) for bound in (low, high) if bound is not None)]
-
-
-def apply_function(kinks: Kinks, target: Operation, a: Traced, *args: Argument, **kwargs: Argument) -> Traced:
-    """A registered element-wise function of an intermediate."""
-    function = RULES[target].pointwise
-    assert function is not None
-    f = function(*args, **kwargs)
-    lines = None
-    if target in PIECES:
-        pieces = PIECES[target](*args, **kwargs)
-        for place in {(q - s) / (r - p) for (p, q), (r, s) in combinations(pieces, 2) if p != r}:
-            kinks.meet(a, place)
-        if a.lines is not None:
-            lines = _kept((p * c, p * d + q) for (p, q), (c, d) in product(pieces, a.lines))
-    else:
+    def apply(kinks: Kinks, a: Traced, *args: Argument, **kwargs: Argument) -> Traced:
+        f = make(*args, **kwargs)
         for place in f.kinks:
             kinks.meet(a, place)
-    return Traced(f.value(a.value), _chained(f.derivative(a.value), a.slope), lines)
+        lines = None
+        if f.lines is not None and a.lines is not None:
+            lines = _kept((p * c, p * d + q) for (p, q), (c, d) in product(f.lines, a.lines))
+        return Traced(f.value(a.value), _chained(f.derivative(a.value), a.slope), lines)
+
+    return apply
