@@ -26,6 +26,7 @@ from pathlib import Path
 import pytest
 import torch
 import typer.main
+from browsing import assert_page_fits, started
 
 import favour
 import favour.cli
@@ -241,12 +242,13 @@ def test_a_wrong_command_is_found(command):
 
 def test_every_public_name_is_in_the_api():
     """All that `import favour` offers is documented, itself or with its module."""
-    listed = set(re.findall(r"^::: favour\.([\w.]+)", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE))
+    pages = "".join(path.read_text() for path in sorted((ROOT / "docs" / "api").glob("*.md")))
+    listed = set(re.findall(r"^::: favour\.([\w.]+)", pages, re.MULTILINE))
     listed |= {name.split(".")[0] for name in listed}
     for public in favour.__all__:
         thing = getattr(favour, public)
         home = getattr(thing, "__module__", thing.__name__).removeprefix("favour.")
-        assert {public, home, f"{home}.{public}"} & listed, f"`favour.{public}` is not in docs/api.md"
+        assert {public, home, f"{home}.{public}"} & listed, f"`favour.{public}` is not in docs/api/"
 
 
 def test_numbers_of_the_cost_model_are_current():
@@ -304,12 +306,41 @@ FETCHED = re.compile(
 )
 
 
-def test_site_builds_strictly_and_fetches_nothing(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    site = tmp_path / "site"
+    return folder
+
+
+@pytest.mark.browser
+def test_site_fits_and_its_search_works_from_a_folder(site):
+    with started() as browser:
+        assert_page_fits(browser, site / "index.html", unfold=False)
+        page = browser.new_page(viewport={"width": 390, "height": 850})
+        told = []
+        page.on("console", lambda message: told.append(message.text))
+        page.on(
+            "request", lambda request: told.extend([request.url] * (not request.url.startswith(("file:", "data:"))))
+        )
+        for path in sorted(site.rglob("*.html")):
+            if path.name != "404.html":  # a server's page, with addresses from its root
+                page.goto(path.as_uri())
+                width, height = page.evaluate("[document.documentElement.scrollWidth, document.body.scrollHeight]")
+                assert width <= 390 and height < 40_000 and told == [], (path.name, width, height, told)
+        page.set_viewport_size({"width": 1280, "height": 850})
+        page.goto((site / "index.html").as_uri())
+        page.click("input[name=query]")
+        page.keyboard.type("Kronecker")
+        page.wait_for_selector(".md-search-result__item", timeout=20_000)
+        assert "Kronecker" in page.locator(".md-search-result__list").inner_text()
+        page.close()
+
+
+def test_site_builds_strictly_and_fetches_nothing(site):
     pages = [p for p in site.rglob("*.html") if p.name != "404.html"]
     assert len(pages) == len(PAGES) - 1
     for path in [*pages, *site.rglob("*.css")]:

@@ -91,7 +91,7 @@ def test_errors_name_flags(monkeypatch, capsys, tmp_path):
     assert printed.out == "" and printed.err.count("\n") == 1  # no progress bar before a usage error
 
 
-@pytest.mark.parametrize("command", [c.__name__ for c in favour.cli.COMMANDS])
+@pytest.mark.parametrize("command", [*(c.__name__ for c in favour.cli.COMMANDS), *favour.cli.STUDIES])
 def test_help_has_an_example_that_parses(command):
     text = " ".join(run(command, "--help").output.replace("│", " ").split())
     example = re.search(rf"Example: favour {command} ((?:(?!(?:Arguments|Options|╭)).)+)", text)

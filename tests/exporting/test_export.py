@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import favour
 import favour.cli
 from favour.errors import CorruptFile, FavourError, InvalidType, InvalidValue, ShapeMismatch, UnsupportedOperation
-from favour.exporting import archive, plain
+from favour.exporting import archive, exported, plain
 from favour.nn import BayesLinear
 
 pytest.importorskip("onnxruntime")
@@ -206,6 +206,37 @@ def test_calibrated_predictor(tmp_path):
     with torch.no_grad():
         np.testing.assert_allclose(model(x)["probabilities"], fitted.probabilities(x), rtol=1e-4)
         np.testing.assert_allclose(model(x)["jsd"], fitted.jsd(x), rtol=1e-3)
+
+
+def test_examples_leave_means_ranges_and_scores(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
+    x = 3 + torch.randn(300, 4)
+    np.save(tmp_path / "x.npy", x.numpy())
+    favour.compile(net, x[:2]).save(tmp_path / "net.favour")
+    words = [str(tmp_path / "net.favour"), "--out", str(tmp_path / "net.pt2"), "--examples", str(tmp_path / "x.npy")]
+    result = CliRunner().invoke(favour.cli.build(), ["export", *words])
+    assert result.exit_code == 0, result.output
+    model = favour.load_exported(tmp_path / "net.pt2")
+    (about,) = model.seen["inputs"]
+    assert model.seen["rows"] == 300
+    for name, wanted in (("mean", x.mean(0)), ("stddev", x.std(0, correction=0)), ("low", x.amin(0))):
+        torch.testing.assert_close(torch.tensor(about[name]), wanted, rtol=1e-3, atol=1e-4)
+    jsd, answer = model.seen["scores"]["jsd"], model(x)
+    assert len(jsd) == 101 and jsd[50] == pytest.approx(np.quantile(answer["jsd"], 0.5), rel=1e-3)
+    p = answer["probabilities"]
+    assert model.seen["scores"]["entropy"][100] == pytest.approx(-(p * np.log(p)).sum(1).min(), rel=1e-3)
+
+    regression = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+    favour.export(favour.compile(regression, x[:2]), tmp_path / "r.pt2", examples=(x,), check=False)
+    assert list(favour.load_exported(tmp_path / "r.pt2").seen["scores"]) == ["stddev"]
+    with pytest.raises(InvalidValue, match="`examples` has 1 rows"):
+        favour.export(favour.compile(regression, x[:2]), tmp_path / "r.pt2", examples=x[:1])
+    with pytest.raises(ShapeMismatch):
+        favour.export(favour.compile(regression, x[:2]), tmp_path / "r.pt2", examples=x[:, :3])
+    for damaged in ({"rows": 1}, {"rows": 1, "inputs": [{"mean": ["a"]}], "scores": {}}, 3):
+        with pytest.raises((ValueError, KeyError, TypeError)):
+            exported._seen(damaged)
 
 
 def test_export_leaves_the_predictor_alone(tmp_path):

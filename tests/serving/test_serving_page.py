@@ -2,13 +2,13 @@
 
 import json
 import re
-import shutil
 import socket
 import threading
 import time
 
 import numpy as np
 import pytest
+from browsing import started
 
 from favour.exporting.exported import Exported
 from favour.serving import Limits, create_app
@@ -18,7 +18,6 @@ from favour.serving.page import page as write_page
 uvicorn = pytest.importorskip("uvicorn")
 pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
 
 def softmax(z):
@@ -32,7 +31,7 @@ def described(kind, inputs, outputs, **more):
     return given | more | {"inputs": ports, "outputs": [{"name": n, "dtype": "float32", "shape": []} for n in outputs]}
 
 
-def classifier(classes, labels=None, features=4):
+def classifier(classes, labels=None, features=4, seen=None):
     """Logits are the first features; unsure where they are large."""
     names = ("mean", "variance", "probabilities", "jsd", *(["covariance"] if classes <= 10 else []))
 
@@ -44,7 +43,7 @@ def classifier(classes, labels=None, features=4):
         p = softmax(mean)
         return [mean, variance, p, (p * variance).sum(1) * 0.1, covariance][: len(names)]
 
-    more = {"link": "softmax", "classes": classes, "labels": labels}
+    more = {"link": "softmax", "classes": classes, "labels": labels, "seen": seen}
     return Exported("m", "onnx", described("classification", [("x", "float32", [None, features])], names, **more), run)
 
 
@@ -68,8 +67,14 @@ def two_inputs():
     return Exported("m", "onnx", described("regression", inputs, names, level=0.9), run)
 
 
+SEEN = {
+    "rows": 100,
+    "inputs": [{"mean": [50.0] * 4, "stddev": [2.0] * 4, "low": [46.0] * 4, "high": [54.0] * 4}],
+    "scores": {"jsd": [k / 2500 for k in range(101)], "entropy": [k / 100 for k in range(101)]},
+}
 MODELS = {
     "three": lambda: classifier(3, ["cat", "dog", "a <b>bird</b> with a long name"]),
+    "known": lambda: classifier(3, seen=SEEN),
     "ten": lambda: classifier(10, features=10),
     "many": lambda: classifier(100, features=64),
     "regression": regression,
@@ -97,13 +102,8 @@ def test_labels_cannot_leave_their_script():
 
 @pytest.fixture(scope="module")
 def chromium():
-    if CHROMIUM is None:
-        pytest.skip("no chromium on the path")
-    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with driver.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with started() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,24 @@ def test_three_classes_show_the_simplex(visit):
     assert float(point.get_attribute("cx")) == pytest.approx(30 * p[0] + 330 * p[1] + 180 * p[2], abs=0.1)
     assert "<b>bird</b>" in one.text("#result") or "a <b>bird" in one.text("#result")  # shown, not interpreted
     assert one.page.locator("#result b").count() == 0
+    assert one.page.locator("path.whisker").count() == 3  # the spread over draws, drawn
+    assert "JSD" not in one.text("#result")
+    one.page.click("#result summary")
     assert "JSD" in one.text("#result") and one.complaints == []
+
+
+@pytest.mark.browser
+def test_inputs_and_words_follow_what_was_seen(visit):
+    one = visit("known")
+    numbers = [float(v) for v in one.page.input_value("#text-0").split(",")]
+    assert all(46 <= v <= 54 for v in numbers) and len(set(numbers)) > 1
+    assert one.page.locator("[data-preset=random]").inner_text() == "Like the training data"
+    slide = one.page.locator(".field input[type=range]").first
+    assert (float(slide.get_attribute("min")), float(slide.get_attribute("max"))) == (42, 58)
+    one.predict("1, 1, 1, 1")  # variances .4, so a JSD of .04
+    assert "Unfamiliar: more than for 99% of the training inputs" in one.text("#result")
+    one.predict("9, 0, 0, 0")
+    assert "As among the training inputs: more than for" in one.text("#result") and one.complaints == []
 
 
 @pytest.mark.browser
@@ -262,8 +279,9 @@ def test_mistakes_are_explained(visit):
         one.page.fill("#text-0", text)
         one.page.click("#predict")
         assert words in one.text("#error"), text
+        assert one.text("#result") == "No prediction for this input." and not one.page.locator("#raw").is_visible()
     one.predict("[[1,1,1]]")  # refused by the server
-    assert "(1, 3)" in one.text("#error")
+    assert "(1, 3)" in one.text("#error") and one.page.locator("#result svg").count() == 0
     one.predict("1 1 1 1 1")
     assert not one.page.locator("#error").is_visible()
     assert [c for c in one.complaints if "422" not in c] == []  # the browser notes the refused request itself

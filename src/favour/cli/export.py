@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+EXAMPLES = 10_000  # rows of a file of them, at most
+
 
 class Kind(StrEnum):
     """What the outputs are."""
@@ -42,6 +44,10 @@ def export(
     labels: Annotated[str | None, typer.Option(help="Names of the classes, separated by commas.")] = None,
     level: Annotated[float, typer.Option(help="Of a regression's interval.")] = 0.95,
     noise: Annotated[float, typer.Option(help="Variance of a regression's observation noise.")] = 0.0,
+    examples: Annotated[
+        Path | None,
+        typer.Option(help="A file of training inputs: their means, ranges and scores go along, for the try-it page."),
+    ] = None,
     check: Annotated[bool, typer.Option(help="Run the file and compare it with the predictor.")] = True,
 ) -> None:
     """Write a predictor as an ONNX or torch.export graph: no Python, no sampling and no random numbers to run it.
@@ -50,11 +56,13 @@ def export(
     """
     import favour
     from favour.exporting.source import load_source
+    from favour.trial import reading
 
     predict = load_source(model, weights, shape, dtype)
     names = None if labels is None else [name.strip() for name in labels.split(",")]
     chosen = None if kind is None else kind.value
-    path = favour.export(predict, out, kind=chosen, labels=names, level=level, noise=noise, check=check)
+    seen = None if examples is None else reading.read(examples, EXAMPLES)
+    path = favour.export(predict, out, kind=chosen, labels=names, level=level, noise=noise, examples=seen, check=check)
     size = Path(path).stat().st_size
     model_file = favour.load_exported(path)
     print(f"{path}: {size / 1e6:.1f} MB, {model_file.kind}")

@@ -12,9 +12,10 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -35,6 +36,7 @@ from favour.exporting.module import (
     private,
 )
 from favour.exporting.plain import Plain, simplified
+from favour.exporting.seen import of_examples
 from favour.files.replacing import replaced
 from favour.graph.tracing import TRACING
 from favour.passes.normalise.lookups import find_lookups
@@ -58,6 +60,7 @@ def export(
     noise: float = 0.0,
     covariance: bool | None = None,
     output: str | int | None = None,
+    examples: Any = None,
     check: bool = True,
 ) -> str:
     """Write a predictor as a self-contained graph with named outputs and a dynamic batch.
@@ -74,6 +77,9 @@ def export(
         noise: Variance of the observation noise that a regression's variance and interval include.
         covariance: Write the covariance of the outputs too; by default for 2 to 10 of them.
         output: Which output, by name or index, of a model with several.
+        examples: Inputs that the model was trained on: an array, a tuple, or a dict by the inputs' names. Their means
+            and ranges and the quantiles of their scores go into the file, not they themselves: the page of
+            `favour serve` draws inputs like them, and says of a prediction how unusual it is among them.
         check: Run the file and compare it with the predictor, at two batch sizes.
 
     Returns:
@@ -116,6 +122,8 @@ def export(
         answer = Answer(copy, choices, lookups)
         inputs = input_ports(base_of(copy), lookups)
         described = _description(answer, inputs, belief.mean, labels)  # runs it once: what is kept must not be traced
+        if examples is not None:
+            described["seen"] = of_examples(Exported(target, form, described, _run(answer)), examples)
         progress.stage("tracing")
         program = _traced(answer, form)
         progress.stage("writing")
@@ -125,6 +133,11 @@ def export(
                 progress.stage("checking")
                 _compare(answer, load_exported(temporary, threads=1), target)
     return target
+
+
+def _run(answer: Answer) -> Callable[[list[npt.NDArray]], list[npt.NDArray]]:
+    """The answer itself, from arrays to arrays."""
+    return lambda arrays: [t.numpy() for t in answer(*map(torch.from_numpy, arrays)).values()]
 
 
 def dynamic_names(predict: Predictor) -> list[dict[int, str]]:

@@ -17,6 +17,8 @@ The interface, in full:
     Exported.level                 of the interval lower … upper; None for classes
     Exported.inputs, .outputs      tuples of Port(name, dtype, shape, meaning); a size None may change, the first is the
                                    batch, the same for all inputs; dtypes by their numpy names
+    Exported.seen                  of the examples given to `favour.export`: means and ranges of the inputs, quantiles
+                                   of the scores; None without
     Exported.example_shape         shape of one row of the first input, None where a size may change
     Exported.__call__(*arrays, **arrays) -> dict[str, numpy.ndarray]    in the order or by the name of the inputs
     Exported.check(*arrays, **arrays) -> list[numpy.ndarray]            the check of `__call__` alone, arrays converted
@@ -97,6 +99,7 @@ class Exported:
         self.level = None if described["level"] is None else float(described["level"])
         self.inputs = tuple(_port(p) for p in described["inputs"])
         self.outputs = tuple(_port(p) for p in described["outputs"])
+        self.seen = _seen(described.get("seen"))
         self._lookups = bool(described.get("lookups"))
         self._run = run
 
@@ -254,12 +257,25 @@ def _described(path: str, text: str | None, sealed: bool) -> dict[str, Any]:
             np.dtype(_port(port).dtype)
         for key in ("favour", "link", "classes", "labels", "level"):
             described[key]
+        _seen(described.get("seen"))
     except CorruptFile:
         raise
     except Exception as error:
         raise CorruptFile(f"the description in `{path}` is damaged: {type(error).__name__}: {error}") from error
     expect_checksum(path, sealed, described.get("checksum") is True, "Export it again with `favour.export`.")
     return described
+
+
+def _seen(seen: Any) -> dict[str, Any] | None:
+    """What a file says of its examples, if it is what `favour.exporting.seen` writes; raises where it is not."""
+    if seen is None:
+        return None
+    inputs = [{k: [float(v) for v in port[k]] for k in ("mean", "stddev", "low", "high")} for port in seen["inputs"]]
+    scores = {str(name): [float(v) for v in values] for name, values in seen["scores"].items()}
+    numbers = [v for group in (*inputs, scores) for values in group.values() for v in values]
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError("its examples hold no numbers")
+    return {"rows": int(seen["rows"]), "inputs": inputs, "scores": scores}
 
 
 def _port(described: Mapping[str, Any]) -> Port:

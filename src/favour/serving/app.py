@@ -209,6 +209,7 @@ def describe(model: Exported, limits: Limits, digest: str | None = None, version
         "classes": model.classes,
         "labels": model.labels,
         "level": model.level,
+        "seen": model.seen,
         "format": model.format,
         "version": version or (digest and digest[:12]),
         "file": Path(model.path).name,

@@ -50,11 +50,11 @@ svg .end{text-anchor:end}svg .middle{text-anchor:middle}
 .edge{stroke:var(--soft);fill:none}.grid{stroke:var(--rule);fill:none}
 .draw{fill:var(--adjoint);opacity:.38}.point{fill:var(--ink);stroke:var(--page);stroke-width:1.5}
 .wide{stroke:var(--adjoint);stroke-width:2}.thick{stroke:var(--adjoint);stroke-width:9;opacity:.55}
-.past{opacity:.35}
+.whisker{stroke:var(--ink);stroke-width:1.4;fill:none}.past{opacity:.35}.old{opacity:.4}
 .meter{height:.6rem;border-radius:.3rem;background:color-mix(in srgb,var(--rule) 60%,transparent);overflow:hidden}
 .meter div{height:100%;background:var(--cached);border-radius:.3rem}
 .scores{display:grid;gap:.7rem;margin:.8rem 0 0}
-.scores .line{display:flex;justify-content:space-between;font-size:.9rem;gap:1rem}
+.scores .line{font-size:.9rem}
 details{margin-top:.9rem}summary{cursor:pointer;font-size:.9rem;color:var(--soft);padding:.3rem 0}
 pre{overflow-x:auto;background:var(--page);border:1px solid var(--rule);border-radius:6px;padding:.6rem;margin:.3rem 0;
  font:12.5px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}

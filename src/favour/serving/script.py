@@ -13,6 +13,7 @@ const whole = port => !port.dtype.startsWith("float");
 const sizes = port => port.shape.slice(1).map(n => n === null ? 4 : n);
 const count = port => sizes(port).reduce((a, b) => a * b, 1);
 const past = [];  // earlier answers of a regression
+const seen = model.seen;  // what the training inputs are like, where the file says so
 let again = null;  // draws what is shown anew: when the window changes its width
 
 // ---- small things
@@ -78,18 +79,24 @@ function nested(flat, shape) {
   const step = flat.length / shape[0];
   return Array.from({length: shape[0]}, (_, i) => nested(flat.slice(i * step, (i + 1) * step), shape.slice(1)));
 }
-function preset(kind, port) {
+const about = (i, side, k) => { const list = seen.inputs[i][side]; return list[list.length > 1 ? k : 0]; };
+function preset(kind, port, i) {
   const random = generator(Math.floor(Math.random() * 2 ** 31)), n = count(port);
+  const spread = (k, times) => {
+    const v = seen ? about(i, "mean", k) + times * about(i, "stddev", k) * normal(random) : times * normal(random);
+    return times === 1 && seen ? Math.min(Math.max(v, about(i, "low", k)), about(i, "high", k)) : v;
+  };
   const one = {
     zeros: () => whole(port) ? 1 : 0,
     ones: () => 1,
-    random: () => whole(port) ? Math.floor(random() * 10) : +normal(random).toFixed(3),
-    far: () => whole(port) ? 1 : +(10 * normal(random)).toFixed(2),
+    random: (_, k) => !whole(port) ? +spread(k, 1).toPrecision(4) :
+      seen ? Math.round(spread(k, 1)) : Math.floor(random() * 10),
+    far: (_, k) => whole(port) ? 1 : +spread(k, 10).toPrecision(4),
   }[kind];
   return Array.from({length: n}, one);
 }
 function fill(kind) {
-  model.inputs.forEach((port, i) => { $("text-" + i).value = preset(kind, port).join(", "); });
+  model.inputs.forEach((port, i) => { $("text-" + i).value = preset(kind, port, i).join(", "); });
   fields();
   predict();
 }
@@ -124,7 +131,8 @@ function fields() {  // sliders for a short row, in step with the text
       const line = html("div", "field"), slide = html("input"), number = html("input");
       slide.type = "range"; number.type = "number"; number.step = "any";
       for (const e of [slide, number]) e.setAttribute("aria-label", `${port.name}[${k}]`);
-      slide.min = -4; slide.max = 4; slide.step = 0.01;
+      const [low, high] = seen ? [about(0, "low", k), about(0, "high", k)] : [-4, 4], width = high - low || 1;
+      slide.min = low - (seen ? width / 2 : 0); slide.max = high + (seen ? width / 2 : 0); slide.step = width / 800;
       const change = from => {
         const all = $("text-0").value.split(/[\s,;]+/).filter(w => w);
         all[k] = from.value;
@@ -172,7 +180,13 @@ async function predict() {
     if (turn === latest) complain("The server cannot be reached.");
   }
 }
-function complain(words) { $("error").textContent = words; $("error").hidden = false; }
+function complain(words) {  // an answer to another input does not stay beside it
+  $("error").textContent = words;
+  $("error").hidden = false;
+  $("raw").hidden = true;
+  again = null;
+  $("result").replaceChildren(html("p", "soft", "No prediction for this input."));
+}
 
 // ---- showing
 
@@ -184,6 +198,7 @@ function show(answer) {
     const parts = model.kind === "regression" ? regression(first) : classification(first);
     if (answer.rows > 1) parts.push(html("p", "soft", `The first of ${answer.rows} rows; the answer below has all.`));
     $("result").replaceChildren(...parts);
+    $("result").classList.remove("old");
   };
   again();
 }
@@ -193,31 +208,66 @@ function classification(out) {
   const order = p.map((_, i) => i).sort((a, b) => p[b] - p[a]);
   if (exclusive) {
     parts.push(html("p", "verdict", `${label(order[0])}, ${percent(p[order[0]])}`));
-    if (p.length === 3 && out.mean.length === 3) parts.push(simplex(out, p));
+    if (p.length === 3 && out.mean.length === 3 && out.covariance) parts.push(simplex(out, p));
   }
-  parts.push(bars(p, exclusive && p.length > 12 ? order.slice(0, 12) : p.map((_, i) => i).slice(0, 40), order[0]));
-  const scores = html("div", "scores"), most = Math.log(p.length);
+  const shown = exclusive && p.length > 12 ? order.slice(0, 12) : p.map((_, i) => i).slice(0, 40);
+  const spread = spreads(out, p, exclusive);
+  parts.push(bars(p, shown, order[0], spread));
+  if (spread) parts.push(html("p", "soft", "Whiskers: one standard deviation over draws of the network."));
+  const scores = html("div", "scores"), most = Math.log(p.length), numbers = [];
+  const add = (title, name, value, words) => {
+    scores.append(meter(title, value, most, standing(name, value) || words));
+    numbers.push(`${name === "jsd" ? "JSD" : "Entropy"}: ${nice(value)} of at most ${nice(most)} nats`);
+  };
   if (out.jsd !== undefined)
-    scores.append(meter("Disagreement of the network's draws (JSD)", out.jsd, most, familiar(out.jsd / most)));
-  if (exclusive) scores.append(meter("All uncertainty about the class (entropy)", entropy(p), most, ""));
+    add("Disagreement of the network's draws", "jsd", out.jsd, agreement(out.jsd / most));
+  if (exclusive) add("All uncertainty about the class", "entropy", entropy(p), "");
   parts.push(scores);
+  if (numbers.length) {
+    const more = html("details");
+    more.append(html("summary", "", "In numbers"), ...numbers.map(n => html("p", "soft", n)));
+    parts.push(more);
+  }
   return parts;
 }
-function familiar(share) {
+// How many of the training inputs score less; null where the file does not say.
+function standing(name, value) {
+  const known = seen && seen.scores[name];
+  if (!known) return null;
+  const share = known.filter(v => v < value).length / known.length, most = name === "jsd" ? "Unfamiliar" : "Rarely so";
+  const than = `more than for ${Math.min(99, Math.floor(100 * share))}% of the training inputs.`;
+  return share > 0.99 ? `${most}: ${than}` : share > 0.9 ? `Unusual: ${than}` : `As among the training inputs: ${than}`;
+}
+function agreement(share) {
   return share < 0.01 ? "Draws agree about the class; far from the training data they may, and be wrong." :
     share < 0.05 ? "The network wavers a little." :
     "The network disagrees with itself: the input may be unlike its training data.";
 }
 function meter(title, value, most, words) {
-  const box = html("div"), line = html("div", "line"), track = html("div", "meter"), fill = html("div");
-  line.append(html("span", "", title), html("span", "", `${nice(value)} of ${nice(most)} nats`));
+  const box = html("div"), track = html("div", "meter"), fill = html("div");
   fill.style.width = Math.min(100, 100 * value / most).toFixed(1) + "%";
   track.append(fill);
-  box.append(line, track);
+  box.append(html("div", "line", title), track);
   if (words) box.append(html("p", "soft", words));
   return box;
 }
-function bars(p, shown, best) {
+function drawn(out, n) {  // of the belief, from its covariance
+  const spread = cholesky(out.covariance), random = generator(7);
+  return Array.from({length: n}, () => {
+    const e = out.mean.map(() => normal(random));
+    return out.mean.map((m, i) => m + spread[i].reduce((s, l, j) => s + l * e[j], 0));
+  });
+}
+// Standard deviations of the probabilities over draws; null where the belief's covariance is not in the answer.
+function spreads(out, p, exclusive) {
+  if (!exclusive || !out.covariance || out.mean.length !== p.length) return null;
+  const draws = drawn(out, 400).map(softmax);
+  return p.map((_, i) => {
+    const mean = draws.reduce((s, q) => s + q[i], 0) / draws.length;
+    return Math.sqrt(draws.reduce((s, q) => s + (q[i] - mean) ** 2, 0) / draws.length);
+  });
+}
+function bars(p, shown, best, spread) {
   const line = 26, all = room(), track = all - 178;
   const picture = svg(all, shown.length * line + 4, "Class probabilities");
   shown.forEach((i, row) => {
@@ -227,6 +277,11 @@ function bars(p, shown, best) {
       element("rect", {x: 108, y, width: track, height: 18, rx: 3, class: "track"}),
       element("rect", {x: 108, y, width, height: 18, rx: 3, class: i === best ? "bar" : "other"}),
       element("text", {x: all - 2, y: y + 14, class: "end"}, percent(p[i])));
+    if (spread && spread[i] > 0.002) {
+      const [from, to] = [Math.max(0, p[i] - spread[i]), Math.min(1, p[i] + spread[i])].map(v => 108 + track * v);
+      const d = `M${from} ${y + 9}H${to}M${from} ${y + 5}v8M${to} ${y + 5}v8`;
+      picture.append(element("path", {d, class: "whisker"}));
+    }
   });
   return picture;
 }
@@ -241,12 +296,8 @@ function simplex(out, p) {
     a[k] = b[k] = t; a[(k + 1) % 3] = 1 - t; b[(k + 2) % 3] = 1 - t;
     picture.append(element("path", {d: `M${place(a)}L${place(b)}`, class: "grid"}));
   }
-  const spread = cholesky(out.covariance || out.variance.map((v, i) => out.variance.map((_, j) => i === j ? v : 0)));
-  const random = generator(7);
-  for (let k = 0; k < 300; k++) {
-    const e = out.mean.map(() => normal(random));
-    const q = softmax(out.mean.map((m, i) => m + spread[i].reduce((s, l, j) => s + l * e[j], 0)));
-    const [x, y] = place(q);
+  for (const z of drawn(out, 300)) {
+    const [x, y] = place(softmax(z));
     picture.append(element("circle", {cx: x.toFixed(1), cy: y.toFixed(1), r: 2.4, class: "draw"}));
   }
   const [x, y] = place(p);
@@ -276,6 +327,8 @@ function regression(out) {
     parts.push(intervals(shown.map((m, i) => ({mean: m, sd: sd[i], low: low[i], high: high[i], name: "y" + (i + 1)}))));
     if (mean.length > 24) parts.push(html("p", "soft", `The first 24 of ${mean.length} outputs.`));
   }
+  const words = standing("stddev", sd.reduce((a, b) => a + b, 0) / sd.length);
+  if (words) parts.push(html("p", "soft", `Uncertainty. ${words}`));
   parts.push(html("p", "soft", `Dot: mean; thick: one standard deviation; thin: ${level} % interval.`));
   return parts;
 }
@@ -310,11 +363,13 @@ model.inputs.forEach((port, i) => {
   const name = html("label", "", `${port.name}: ${count(port)} numbers, or JSON`), text = html("textarea");
   text.id = name.htmlFor = "text-" + i;
   text.spellcheck = false;
-  text.addEventListener("input", fields);
+  text.addEventListener("input", () => { fields(); $("result").classList.add("old"); });
   text.addEventListener("keydown", e => { if (e.key === "Enter" && (e.ctrlKey || e.metaKey)) predict(); });
   $("texts").append(name, text);
 });
-for (const [kind, name] of [["random", "Random"], ["zeros", "Zeros"], ["ones", "Ones"], ["far", "Far away (×10)"]]) {
+for (const [kind, name] of [
+    ["random", seen ? "Like the training data" : "Random"], ["zeros", "Zeros"], ["ones", "Ones"],
+    ["far", seen ? "Far from it" : "Far away (×10)"]]) {
   const button = html("button", "", name);
   button.type = "button";
   button.dataset.preset = kind;

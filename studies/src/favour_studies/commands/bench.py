@@ -53,7 +53,10 @@ def bench(
     graphs: Annotated[bool, typer.Option("--graphs", help="CUDA graphs for all that is compiled.")] = False,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 for PyTorch's default.")] = 0,
 ) -> None:
-    """Measure cost, memory and error of the methods beside three samplers; speed-up at equal error."""
+    """Measure cost, memory and error of the methods beside three samplers; speed-up at equal error.
+
+    Example: favour bench --networks mlp --out bench.json
+    """
     import torch
 
     import favour_studies.bench as suite

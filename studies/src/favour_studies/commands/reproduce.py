@@ -60,7 +60,10 @@ def reproduce(
         int, typer.Option(min=1, help="Processes that compute results beside each other, once methods are timed.")
     ] = 1,
 ) -> None:
-    """Reproduce the paper's experiments: train, measure, write JSON, figures and one HTML report."""
+    """Reproduce the paper's experiments: train, measure, write JSON, figures and one HTML report.
+
+    Example: favour reproduce regression --profile quick --out results
+    """
     import torch
 
     from favour_studies.experiments.reproduce import reproduce as run
@@ -87,7 +90,10 @@ def reproduce(
 def report(
     directory: Annotated[Path, typer.Argument(help="Folder that `favour reproduce` wrote.")],
 ) -> None:
-    """Build the HTML report of a folder of results anew."""
+    """Build the HTML report of a folder of results anew.
+
+    Example: favour report results
+    """
     from favour_studies.report import build as build_report
 
     print(build_report(directory))
