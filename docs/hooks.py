@@ -23,6 +23,9 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>',
 
 
 def on_config(config: Any) -> Any:
+    version = re.search(r'^__version__ = "(.*)"', (ROOT / "src" / "favour" / "__init__.py").read_text(), re.MULTILINE)
+    assert version is not None
+    config["copyright"] = f"Favour {version[1]}"  # at the foot of every page
     config["watch"].extend(str(ROOT / name) for name in ("results", "examples"))
     return config
 

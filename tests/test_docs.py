@@ -349,6 +349,7 @@ def test_site_builds_strictly_and_fetches_nothing(site):
     text = (site / "mathematics" / "linear.html").read_text()
     assert "<math" in text and "arithmatex" not in text and "$" not in re.sub(r"<(script|pre|code).*?</\1>", "", text)
     assert not list(site.rglob("*.py"))
+    assert all(f"Favour {favour.__version__}" in path.read_text() for path in pages)
 
 
 def test_what_is_fetched_is_found():

@@ -136,7 +136,10 @@ def page(story: Story, training: dict[str, Any]) -> str:
     reading = pages.paragraph(
         "Bars are the probabilities of the classes 0 to 9, whiskers their standard deviation over draws of the network."
     )
-    counts = "A mark for each range of confidence; the number beside it says how many images are in it."
+    counts = (
+        "Diamonds are Favour, circles plain inference, one for each range of confidence; on the dashed line it is "
+        "right as often as it says. The number beside a diamond: how many images are in its range."
+    )
     diagram = pages.figure("figure-reliability", [_reliability(story)], counts, wide=True)
     trained = f"{NETWORK}, {training['epochs']} epochs of Adam on {training['inputs']:,} of scikit-learn's digits. "
     numbers = "; ".join(f"{n}: accuracy {a:.1%}, NLL {b:.4f}, ECE {c:.4f}" for n, (a, b, c) in story.scores.items())
@@ -175,8 +178,8 @@ def _case(case: Case) -> str:
 def _reliability(story: Story) -> str:
     points = [v for found in story.reliability.values() for b in found for v in (b.confidence, b.right)]
     low = min(points) - 0.04
-    axis = pages.Axis(low, 1.02, "confidence", form=lambda v: f"{v:.0%}")
-    chart = pages.Chart(axis, pages.Axis(low, 1.02, form=lambda v: f"{v:.0%}"), "share right", width=420, height=280)
+    axis = pages.Axis(low, 1.08, "confidence", form=lambda v: f"{v:.0%}")
+    chart = pages.Chart(axis, pages.Axis(low, 1.08, form=lambda v: f"{v:.0%}"), "share right", width=420, height=280)
     chart.line([low, 1.0], [low, 1.0], "line thin dash c-soft")
     for (name, found), (marker, kind) in zip(
         story.reliability.items(), (("circle", "c-plain"), ("diamond", "c-adjoint full")), strict=True
@@ -185,7 +188,8 @@ def _reliability(story: Story) -> str:
         for b in found:
             chart.mark(b.confidence, b.right, marker, kind, _told(name, b))
             if name == "Favour":
-                chart.text(b.confidence, b.right, str(b.count), dx=7, dy=12)
+                last = b is found[-1]  # the surest stand close together: above, and to the left below
+                chart.text(b.confidence, b.right, f"{b.count:,}", *(("middle", 0, -9) if last else ("end", -6, 13)))
     words = "; ".join(_told("Favour", b) for b in story.reliability["Favour"])
     return chart.svg(f"Reliability: circles are plain inference, diamonds Favour. {words}.")
 
