@@ -113,13 +113,14 @@ def main() -> None:
         waiting = [pool.submit(trial, seed) for seed in range(*given.seeds)]
         for done in as_completed(waiting):
             rows.append(done.result())
-            if len(rows) % 50 == 0:
+            if len(rows) % 25 == 0 or len(rows) == len(waiting):  # what is done is kept, should the rest be cut off
+                rows.sort(key=lambda r: r["seed"])
+                found = summary(rows)
+                ran = {"seeds": list(given.seeds), "reference_draws": REFERENCE, "summary": found, "networks": rows}
+                write("selfcheck", ran)
                 print(f"{len(rows)} of {len(waiting)}", flush=True)
-    rows.sort(key=lambda r: r["seed"])
-    found = summary(rows)
     for name, value in found.items():
         print(f"{name}: {value}")
-    write("selfcheck", {"seeds": list(given.seeds), "reference_draws": REFERENCE, "summary": found, "networks": rows})
 
 
 if __name__ == "__main__":

@@ -139,6 +139,21 @@ def hooked(model):
     model[1].register_forward_hook(lambda module, args, output: output * 2)
 
 
+def test_a_hook_of_all_modules_is_refused():
+    """torch's global hooks are in no module's own list."""
+    predict = favour.compile(make_net(), X)
+    before = predict(X).mean
+    hook = nn.modules.module.register_module_forward_hook(
+        lambda module, args, output: 2 * output if isinstance(module, nn.ReLU) else None
+    )
+    try:
+        with pytest.raises(StalePredictor, match="hooks of all modules"):
+            predict(X)
+    finally:
+        hook.remove()
+    torch.testing.assert_close(predict(X).mean, before)
+
+
 def method_replaced(model):
     model[1].forward = lambda x: x.tanh()
 

@@ -114,7 +114,9 @@ def answer(path: Path, x: Tensor) -> list[np.ndarray]:
             belief = favour.load(path)(x)
         leaves = belief if isinstance(belief, tuple | list) else [belief]
         found = [t for b in leaves for t in ((b.mean, b.covariance_matrix) if isinstance(b, favour.Belief) else (b,))]
-        return [t.detach().numpy() if isinstance(t, Tensor) else np.asarray(t) for t in found]
+        return [
+            t.detach().resolve_conj().resolve_neg().numpy() if isinstance(t, Tensor) else np.asarray(t) for t in found
+        ]
     return list(favour.load_exported(path, **({"threads": 1} if path.suffix == ".onnx" else {}))(x).values())
 
 

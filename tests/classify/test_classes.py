@@ -234,6 +234,9 @@ def test_a_bare_belief_that_sums_to_one_is_not_taken_for_logits():
     assert (told - belief.mean).abs().max() > 0.05
     with pytest.warns(AmbiguousOutputs, match="sigmoid already"):
         favour.probabilities(compiled(torch.sigmoid)(X), kind="multilabel")
+    with pytest.warns(AmbiguousOutputs, match="a softmax is taken"):
+        favour.probabilities(compiled(torch.sigmoid)(X))
+    favour.probabilities(compiled(torch.sigmoid)(X), kind="softmax")
     with pytest.raises(InvalidValue, match="no probabilities"):
         favour.probabilities(compiled()(X), kind="probabilities")
 

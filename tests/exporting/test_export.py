@@ -95,6 +95,20 @@ def reference(predict, x, classes):
     return named | {"stddev": belief.stddev, "lower": low, "upper": high}
 
 
+def test_a_belief_without_columns_and_scores_by_nodes(tmp_path):
+    """Products with no columns kill onnxruntime; bounds of two types stopped torch's translation."""
+    torch.manual_seed(0)
+    pictures = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Dropout2d(0.2), nn.Flatten(), nn.Linear(288, 4))
+    for method, model, shape in (("diag", mlp()[0], mlp()[1]), ("adjoint", pictures, (1, 8, 8))):
+        predict = favour.compile(model.eval(), torch.randn(2, *shape), method=method, check=False)
+        x = torch.randn(1, *shape)
+        have = favour.load_exported(favour.export(predict, tmp_path / f"{method}.onnx", check=False), threads=1)(x)
+        with torch.no_grad():
+            want = reference(predict, x, True)
+        for key in ("variance", "jsd", "covariance"):
+            np.testing.assert_allclose(have[key], want[key], rtol=2e-3, atol=1e-6)
+
+
 SLOW = [
     (name, form)
     for name in ALL

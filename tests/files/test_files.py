@@ -492,6 +492,30 @@ def test_onnx_files_that_ask_for_more_are_refused(exported, tmp_path):
         favour.load_exported(onnx_with(None, tmp_path, exported, external=True))
 
 
+def test_products_over_nothing_do_not_kill_the_process(exported, tmp_path):
+    """onnxruntime divides by zero in a product over no entries that it has fused with a transpose."""
+
+    def nothing(helper):
+        empty = helper.make_node("Slice", ["input", "none", "none", "last"], ["empty"])
+        turned = helper.make_node("Transpose", ["empty"], ["turned"], perm=[1, 0])
+        return [empty, turned, helper.make_node("MatMul", ["empty", "turned"], ["product"])]
+
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load(earlier(exported("onnx"), "onnx", tmp_path / "old.onnx"))
+    for name, value in (("none", 0), ("last", 1)):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([value], dtype=np.int64), name))
+    name = model.graph.output[0].name
+    for node in model.graph.node:
+        node.output[:] = ["before" if o == name else o for o in node.output]
+    model.graph.node.extend(nothing(onnx.helper))
+    model.graph.node.append(onnx.helper.make_node("ReduceSum", ["product"], ["sum"], keepdims=0))
+    model.graph.node.append(onnx.helper.make_node("Add", ["before", "sum"], [name]))
+    onnx.save(model, tmp_path / "crafted.onnx")
+    code = "import sys, numpy, favour; favour.load_exported(sys.argv[1])(numpy.zeros((1, 3), dtype='float32'))"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code, tmp_path / "crafted.onnx"], check=False)
+    assert done.returncode in (0, 1)
+
+
 def test_what_a_file_cannot_compute_is_an_error_of_ours(exported, monkeypatch):
     model = favour.load_exported(exported("pt2"))
 
@@ -660,6 +684,26 @@ def test_models_are_compiled_and_predicted_in_threads(predict):
     done.set()
     asking.join()
     assert not problems
+
+
+def test_a_thread_that_compiles_takes_no_checks_from_another(predict, monkeypatch):
+    """torch's own flag is the whole process's: here it is as a capture in another thread leaves it."""
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
+    model = network()
+    answer = predict(inputs())
+    assert torch.compiler.is_compiling()
+    with pytest.raises(favour.errors.InvalidValue, match="NaN"):
+        predict(torch.full((2, 3), float("nan")))
+    monkeypatch.undo()
+    drawn, follows = (favour.compile(model, inputs(), method=m, check=False) for m in ("sampling", "diag"))
+    follows(inputs())
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
+    model[3].weight.data.mul_(5)
+    drawn(inputs())
+    found = follows(inputs()).variance
+    monkeypatch.undo()
+    torch.testing.assert_close(predict(inputs()).mean, answer.mean)
+    torch.testing.assert_close(found, favour.compile(model, inputs(), method="diag", check=False)(inputs()).variance)
 
 
 # ------------------------------------------------------------------ pickles

@@ -187,3 +187,10 @@ def test_noise_that_is_given_is_enough():
         model = nn.Linear(4, 3)
         favour.compile(model, torch.randn(4, 4), posterior={"weight": torch.full((3, 4), 0.01)})
         favour.compile(make_net(0.0), torch.randn(4, 4), dropout={"2": 0.2})
+
+
+@pytest.mark.parametrize("method", ["adjoint", "linearised", "sampling"])
+def test_a_posterior_without_variance_is_warned_of(method):
+    still = {"0.weight": torch.zeros(3, 4)}
+    with pytest.warns(NothingUncertain, match="posterior that are 0"):
+        favour.compile(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.randn(2, 4), posterior=still, method=method)

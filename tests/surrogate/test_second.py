@@ -10,11 +10,10 @@ from calls import Call, close, every, probe
 from cases import CASES, F64, of_kind
 
 from favour.surrogate import Pointwise
+from favour.surrogate.curvature import GroupedSecond
 
 # Operations that are curved and do not tell their second derivatives, so that `explain` says what secants leave out.
 UNTOLD = {
-    *("aten._log_softmax", "aten._safe_softmax", "aten._softmax", "aten.log_softmax", "aten.softmax"),
-    *("aten.layer_norm", "aten.rms_norm", "aten.group_norm", "aten.instance_norm", "aten.logsumexp", "aten.var"),
     *("aten.matmul", "aten.bmm", "aten.baddbmm", "aten.einsum", "aten.mul", "aten.div"),
     *("aten.max", "aten.amax", "aten.max_pool1d", "aten.max_pool2d", "aten.max_pool3d"),
     *(f"aten.max_pool{n}d_with_indices" for n in (1, 2, 3)),
@@ -73,3 +72,25 @@ def test_forms_are_of_the_pulled_back_matrix(case):
 def test_only_price_has_curvatures(mode):
     case = next(case for case in CASES if case.overload == "aten.relu.default")
     assert Call(case, mode=mode).surrogates()[0].second is None
+
+
+GROUPED = ("softmax", "layer_norm", "rms_norm", "group_norm", "instance_norm", "logsumexp", "aten.var")
+
+
+@every("curved")
+def test_second_derivatives_of_groups_are_those_of_autograd(case):
+    """At the mean of a certain argument, all entries of H."""
+    if not any(name in case.overload for name in GROUPED):
+        return
+    call = Call(case, certain=True)
+    (s,) = call.surrogates()
+    ((key, x),) = call.values.items()
+    assert isinstance(s.second, GroupedSecond)
+    g, u = probe(2, *s.mean.shape), probe(3, *x.shape)
+    for f, covector in enumerate(g):
+        H = torch.autograd.functional.hessian(lambda t, g=covector: (call.results(key, t)[0] * g).sum(), x.mean)
+        n = x.mean[0].numel()
+        H = H.reshape(len(x.mean), n, len(x.mean), n).diagonal(dim1=0, dim2=2).movedim(-1, 0)
+        close(s.second.diagonal(g)[f].flatten(1), H.diagonal(dim1=1, dim2=2), "diagonal", 1e-6)
+        flat = u.flatten(2)
+        close(s.second.forms(g, u)[:, f], torch.einsum("pbi,bij,qbj->bpq", flat, H, flat), "forms", 1e-6)

@@ -42,6 +42,7 @@ from favour.belief.covariance import (
 from favour.belief.distributions import distribution
 from favour.belief.origin import kept
 from favour.errors import ShapeMismatch, UnsupportedOperation
+from favour.graph.tracing import traced
 
 __all__ = ["Belief", "ConfidenceRegion", "chi_square_quantile"]
 
@@ -85,8 +86,7 @@ class Belief:
         covariance: Tensor | Covariance | None = None,
         validate: bool = True,
     ):
-        validate = validate and not torch.compiler.is_compiling()
-        if validate:
+        if validate := validate and not traced():
             check_arguments(mean, diag, factor, covariance)
         if covariance is None:
             diag = torch.zeros_like(mean) if diag is None else diag
@@ -230,7 +230,7 @@ class Belief:
         if self.event_shape == (1,) and y.shape == shape[:1]:  # one number for each input, without its own axis
             y = y.unsqueeze(1)
         cut = y.dim() - len(shape)
-        if not torch.compiler.is_compiling() and (cut < 0 or y.shape[cut:] != shape):
+        if not traced() and (cut < 0 or y.shape[cut:] != shape):
             raise ShapeMismatch(
                 f"`{name}` has shape {tuple(y.shape)}; this belief needs {tuple(shape)}, with any number of "
                 "further dimensions in front."
@@ -322,7 +322,7 @@ class Belief:
         tensor([[0.5000, 0.5000]])
         """
         added = torch.as_tensor(variance, dtype=self.dtype, device=self.device)
-        if not torch.compiler.is_compiling():
+        if not traced():
             check_noise(added, self.mean)
         return Belief(self.mean, covariance=self.covariance.add_diagonal(added), validate=False)
 
@@ -334,7 +334,7 @@ class Belief:
         >>> Belief(torch.ones(1, 2), diag=torch.ones(1, 2)).linear(torch.tensor([[1.0, 2.0]])).variance
         tensor([[5.]])
         """
-        if not torch.compiler.is_compiling() and (weight.dim() != 2 or weight.shape[1] != self._n):
+        if not traced() and (weight.dim() != 2 or weight.shape[1] != self._n):
             raise ShapeMismatch(
                 f"`weight` has shape {tuple(weight.shape)}; an event of shape {tuple(self.event_shape)} "
                 f"needs (m, {self._n})."

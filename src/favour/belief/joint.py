@@ -12,7 +12,7 @@ other output. `Joint` holds that belief and the model's own structure of outputs
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -215,8 +215,7 @@ def concatenated(graph: Graph) -> Graph:
     whole = call(aten.cat.default, rows, 1, shape=(batch, _sum([row.shape[1] for row in rows if row.shape])))
     outputs = [whole, *[o for o in graph.outputs if not takes_part(o, batch)]]
     spec = pytree.tree_structure([0] * len(outputs))
-    fields = (graph.in_spec, spec, graph.fixed, graph.constants, graph.aliases, graph.batched)
-    return Graph(nodes, graph.inputs, outputs, *fields)
+    return replace(graph, nodes=nodes, outputs=outputs, out_spec=spec)
 
 
 def _product(sizes: Sequence[int | str]) -> int | str:

@@ -1,9 +1,9 @@
 """The call that a belief came from.
 
 A belief is Gaussian; a network is not, and draws of its last layers can tell a score what a Gaussian has lost. So a
-predictor leaves with each of its beliefs how to ask it, for as long as neither the call's inputs nor the predictor
-change. Moving a belief or choosing rows of it keeps that; whatever makes another distribution of it does not, nor do
-copies, files and compiled code.
+predictor leaves with each of its beliefs a copy of the call's inputs and how to ask it, for as long as neither the
+predictor nor the belief's mean changes. Moving a belief or choosing rows of it keeps that; whatever makes another
+distribution of it does not, nor do copies, files and compiled code.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor
+
+from favour.graph.tracing import traced
 
 T = TypeVar("T")
 
@@ -53,7 +54,7 @@ def remember(belief: Any, origin: Origin) -> None:
 
 def origin_of(belief: Any) -> Origin | None:
     """How to ask for more than the belief says, None where nobody can."""
-    return None if torch.compiler.is_compiling() else _ORIGINS.get(belief)
+    return None if traced() else _ORIGINS.get(belief)
 
 
 def kept(made: T, belief: Any, rows: Any = None) -> T:

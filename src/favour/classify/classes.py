@@ -25,6 +25,7 @@ from favour.classify import head, predictive
 from favour.classify.simplex import GIVEN, LOOSE, as_given, sums_to_one
 from favour.errors import InvalidValue, UnsupportedOperation
 from favour.graph.node import Graph
+from favour.graph.tracing import traced
 from favour.methods import Method
 from favour.passes.normalise.ending import SOFTMAX, Ending, ending, without_links
 from favour.program.propagator import Propagator
@@ -40,7 +41,7 @@ def ending_of(predict: Propagator, args: tuple = (), kwargs: Mapping[str, Any] |
     graph = predict.graph
     end = predict.program.once("ending", lambda: ending(graph) if len(graph.outputs) == 1 else Ending())
     given = bool(args) or bool(kwargs)
-    if given and not (end.link or end.within or end.linear) and not torch.compiler.is_compiling():
+    if given and not (end.link or end.within or end.linear) and not traced():
         (values,) = plain if len(plain := _plain(predict, args, kwargs or {})) == 1 else (None,)
         if isinstance(values, Tensor) and values.numel():
             sums = values.dim() == 2 and sums_to_one(values)
@@ -131,7 +132,7 @@ def probabilities(
     predict: Propagator, args: tuple, kwargs: Mapping[str, Any], kind: str | None, estimator: str, n: int | None
 ) -> Tensor:
     """`Predictor.probabilities`."""
-    if torch.is_grad_enabled() or torch.is_inference_mode_enabled() or torch.compiler.is_compiling():
+    if torch.is_grad_enabled() or torch.is_inference_mode_enabled() or traced():
         return _probabilities(predict, args, kwargs, kind, estimator, n)
     with torch.inference_mode():  # with a single input this saves a quarter of the head's time
         p = _probabilities(predict, args, kwargs, kind, estimator, n)
@@ -188,4 +189,4 @@ def logits_of(member: Any, args: tuple, kwargs: Mapping[str, Any]) -> Belief:
 
 
 def _sums(belief: Belief) -> bool:
-    return not torch.compiler.is_compiling() and len(belief.event_shape) == 1 and sums_to_one(belief.mean)
+    return not traced() and len(belief.event_shape) == 1 and sums_to_one(belief.mean)

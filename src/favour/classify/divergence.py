@@ -45,6 +45,7 @@ from torch.nn.functional import logsigmoid
 from favour.belief import Belief
 from favour.belief.covariance import DiagonalPlusFactor, Directional, square_root
 from favour.classify.predictive import node_outputs, pair_variances
+from favour.graph.tracing import traced
 
 _HELD = 2**17  # numbers at the nodes at once, on a CPU
 _STEP, _HALF = 0.2, 32  # of the quadrature: spacing, and nodes on either side
@@ -55,7 +56,7 @@ def by_nodes(belief: Belief, nodes: int) -> Tensor:
     """The divergence, (B,), from that many nodes and from pairs of classes."""
     if belief.mean.shape[1] == 2:
         return _by_pairs(belief, _likeliest(belief))[:, 0]
-    if not torch.compiler.is_compiling() and belief.mean.device.type == "cpu":
+    if not traced() and belief.mean.device.type == "cpu":
         rows = max(1, _HELD // (nodes * belief.mean.shape[1]))
         if belief.batch_size > rows:
             parts = range(0, belief.batch_size, rows)
@@ -84,7 +85,7 @@ def _by_nodes(belief: Belief, nodes: int) -> Tensor:
     b = paired.unflatten(-1, (2, -1)).mean(1) / seen.unsqueeze(-1) - 1
     slope = ((a * b).mean(-1) / (b.square().mean(-1) + limits.eps)).clamp(0, 1)
     mended = value * torch.exp(slope * torch.log((exact + least) / seen)) - least
-    return mended.clamp(0, math.log(z.shape[1]))
+    return mended.clamp(0.0, math.log(z.shape[1]))
 
 
 def _likeliest(belief: Belief) -> Tensor:

@@ -39,7 +39,7 @@ from favour.belief.covariance.precision import widen
 from favour.classify.simplex import GIVEN, as_given, between_zero_and_one, look_normalised
 from favour.classify.targets import fitting
 from favour.errors import AmbiguousOutputs, InvalidType, InvalidValue, ShapeMismatch
-from favour.graph.tracing import constant
+from favour.graph.tracing import constant, traced
 
 KINDS = ("softmax", "binary", "multilabel", "ordinal")
 ESTIMATORS = ("nodes", "probit", "bridge")
@@ -81,7 +81,7 @@ def probabilities(belief: Belief, *, kind: str | None = None, estimator: str = "
     check_belief(belief)
     if kind == GIVEN:
         return as_given(belief.mean, kind)
-    if not torch.compiler.is_compiling() and _looks_given(belief, kind):
+    if not traced() and _looks_given(belief, kind):
         return as_given(belief.mean)
     return expected(belief, check_event(tuple(belief.event_shape), kind), estimator, nodes)
 
@@ -134,10 +134,12 @@ def _looks_given(belief: Belief, kind: str | None) -> bool:
             stacklevel=3,
         )
         return True
-    if kind in ("binary", "multilabel") and between_zero_and_one(belief.mean):
+    bare = kind is None and len(belief.event_shape) == 1
+    if (bare or kind in ("binary", "multilabel")) and between_zero_and_one(belief.mean):
+        taken = "a softmax is taken of them (kind='softmax' says so)" if bare else f"kind {kind!r} takes one of them"
         warnings.warn(
-            f"all means of this belief lie in [0, 1], which suggests that the model has taken a sigmoid already; kind "
-            f"{kind!r} takes one of them, as logits need. If they are probabilities, say kind='probabilities'; "
+            f"all means of this belief lie in [0, 1], which suggests that the model has taken a sigmoid already; "
+            f"{taken}, as logits need. If they are probabilities, say kind='probabilities'; "
             "`predict.probabilities(x)` knows by the model's graph.",
             AmbiguousOutputs,
             stacklevel=3,
@@ -216,7 +218,7 @@ def node_outputs(belief: Belief, nodes: int = NODES) -> Tensor:
 
 
 def _by_nodes(belief: Belief, kind: str, nodes: int) -> Tensor:
-    if not torch.compiler.is_compiling():
+    if not traced():
         rows = max(1, _ROWS // (nodes * belief.covariance.noise_size))
         if belief.batch_size > rows:
             parts = range(0, belief.batch_size, rows)

@@ -33,6 +33,7 @@ from favour.classify.divergence import by_nodes, lemma, spread
 from favour.classify.predictive import NODES, node_outputs
 from favour.classify.simplex import between_zero_and_one, look_normalised, sums_to_one
 from favour.errors import AmbiguousOutputs, DeprecatedName, InvalidType, InvalidValue, OutOfRange, ShapeMismatch
+from favour.graph.tracing import traced
 
 Source = Belief | Tensor
 _WIDEST = 1.0  # variance up to which the lemma is used without a warning: benchmarks/scores.py
@@ -57,7 +58,7 @@ def jsd(source: Source, n: int | None = None, *, estimator: str = "auto", nodes:
         estimator: For a belief, `"nodes"` (that of the Gaussian, however wide), or `"lemma"` (the paper's closed form
             for small covariances, not bounded, several times cheaper). By default `Predictor.jsd` where the belief
             is a predictor's own, or rows of it, its network has last layers to draw from, and neither weights nor
-            inputs have changed since; else the nodes.
+            the belief have changed since; else the nodes.
         nodes: Number of nodes of the former, even. The work is O(N C (rank + 1)) for each input.
 
     Warns:
@@ -90,7 +91,7 @@ def jsd(source: Source, n: int | None = None, *, estimator: str = "auto", nodes:
 
 def _lemma(belief: Belief) -> Tensor:
     value = lemma(belief)
-    if not torch.compiler.is_compiling() and value.numel():
+    if not traced() and value.numel():
         widest = spread(belief, value).max().item()
         if widest > _WIDEST:
             warnings.warn(
@@ -197,7 +198,7 @@ def _of_draws(source: Source, score: Callable[[Tensor], Tensor], nodes: int = NO
     """For as many inputs at a time as a CPU's cache holds."""
     z = source if isinstance(source, Tensor) else node_outputs(source, nodes)
     by_input = z.permute(1, 2, 0)
-    if torch.compiler.is_compiling():
+    if traced():
         return score(by_input)
     held = max(1, by_input.shape[1] * by_input.shape[2])
     rows = max(1, _HELD // held) if z.device.type == "cpu" else max(1, by_input.shape[0])
@@ -259,7 +260,7 @@ def _checked(source: Source) -> Source:
                 f"{tuple(source.mean.shape)}. For a binary classifier with one logit z use the belief over (0, z): "
                 "`belief.linear(torch.tensor([[0.0], [1.0]]))`."
             )
-        if not torch.compiler.is_compiling():
+        if not traced():
             _check_logits(source.mean)
         return source.to(torch.promote_types(source.dtype, torch.float32))
     if not isinstance(source, Tensor) or not source.is_floating_point():
@@ -268,7 +269,7 @@ def _checked(source: Source) -> Source:
     if source.dim() != 3 or source.shape[-1] < 2 or source.shape[0] < 1:
         raise ShapeMismatch(f"draws have shape {tuple(source.shape)}; (n, B, C) with n ≥ 1 and C ≥ 2 is required.")
     source = source.to(torch.promote_types(source.dtype, torch.float32))
-    if not torch.compiler.is_compiling() and sums_to_one(source[0]) and sums_to_one(source):
+    if not traced() and sums_to_one(source[0]) and sums_to_one(source):
         return source.clamp(min=torch.finfo(source.dtype).tiny).log()  # softmax(log p) = p
     return source
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from favour.errors import InvalidValue, ShapeMismatch
+from favour.graph.tracing import traced
 
 GIVEN = "probabilities"  # the `kind` of outputs that are probabilities already
 TIGHT, LOOSE = 1e-3, 0.05  # how far rows may be from a sum of one: nothing else is known, or the graph says [0, 1]
@@ -70,7 +71,7 @@ def as_given(mean: Tensor, kind: str | None = None, known: bool = False) -> Tens
     if (kind == "binary" and not single) or (kind == "softmax" and (single or mean.dim() != 2)):
         raise ShapeMismatch(f"probabilities of shape {tuple(mean.shape)} do not fit kind {kind!r}; leave `kind` out.")
     p = mean.clamp(0, 1)
-    if torch.compiler.is_compiling():
+    if traced():
         sums = known or kind == "softmax"
     else:
         if mean.numel() and not bool((mean - p).abs().amax() <= LOOSE):

@@ -205,7 +205,10 @@ def _load_onnx(path: str, threads: int | None, device: str) -> Exported:
     sealed = check_onnx(content, path)
     try:
         check_graph(content)
-        session = runtime.InferenceSession(content, options, providers=[provider])
+        # Without that fusion, which divides by zero where a product sums over nothing, and the process dies.
+        session = runtime.InferenceSession(
+            content, options, providers=[provider], disabled_optimizers=["MatmulTransposeFusion"]
+        )
         text = session.get_modelmeta().custom_metadata_map.get(METADATA)
         inputs, outputs = [i.name for i in session.get_inputs()], {o.name for o in session.get_outputs()}
     except CorruptFile as error:

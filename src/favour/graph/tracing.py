@@ -10,10 +10,24 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+import torch
+
 # Held around every use of `torch.export`. Its tracer puts a dispatch mode on a stack that the whole process shares
 # (`torch._ops._mode_stack_state_for_pre_dispatch`), and patches modules while it runs, so a second one fails half-way.
 # Predictions go on meanwhile: the mode concerns only the thread that traces.
 TRACING = threading.RLock()
+
+
+def traced() -> bool:
+    """Whether the code that asks is being compiled or exported.
+
+    While any thread captures a model `torch.compiler.is_compiling()` is True in all of them, and predictions beside it
+    would leave out their checks and follow no weights. A tracer's dispatch mode is on the stack of its thread only.
+    """
+    return torch.compiler.is_dynamo_compiling() or (
+        torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() > 0
+    )
+
 
 F = TypeVar("F", bound=Callable[..., object])
 

@@ -112,7 +112,9 @@ def self_check(predict: Propagator, inputs: Any, seconds: float, draws: int = DR
             if difference is not None:
                 return SelfCheck(1, min(rows, 2), problem=difference)
             if predict.method.unchecked():
-                return SelfCheck(reason=predict.method.unchecked())
+                first = _first(args, kwargs, rows, min(rows, INPUTS))
+                still = _certain(predict, *first) and _certain(predict, *_random(*first))
+                return SelfCheck(reason=predict.method.unchecked(), still=still)
             each = _seconds_per_draw(predict, *_first(args, kwargs, rows, 1), generator)
             affordable = int((limit - time.perf_counter()) / each)
             if affordable < FEWEST:
@@ -153,6 +155,11 @@ def _random(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]
         return torch.randn(t.shape, generator=generator).to(t)
 
     return pytree.tree_map(some, (args, kwargs))
+
+
+def _certain(predict: Propagator, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether no belief varies."""
+    return not any(bool(t.variance.any()) for t in _leaves(predict(*args, **kwargs)) if isinstance(t, Belief))
 
 
 def _seconds_per_draw(predict: Propagator, args: tuple, kwargs: dict[str, Any], generator: torch.Generator) -> float:
@@ -217,9 +224,10 @@ def _leaves(result: Any) -> list[Any]:
 def warn_of(predict: Propagator, found: SelfCheck, stacklevel: int) -> None:
     """Say what was found, where it should not be trusted."""
     if found.still:
+        looked = f"neither beliefs nor {found.n} samples vary" if found.n else "beliefs do not vary"
         warnings.warn(
             f"nothing in this model is uncertain, so every standard deviation is 0: its noise reaches an output, but "
-            f"neither beliefs nor {found.n} samples vary, at {found.inputs} inputs and at random ones. Variances of a "
+            f"{looked}, at the example and at random inputs. Variances of a "
             "posterior that are 0 make no noise, nor does what is multiplied by 0.",
             NothingUncertain,
             stacklevel=stacklevel,

@@ -33,7 +33,9 @@ from favour.methods.reverse import Inputs, all_outputs, reverse, total
 from favour.methods.start import start_of
 from favour.passes.plan.steps import Plan
 from favour.surrogate import Carried, Cumulants, LoneCumulants
+from favour.surrogate.attending import Scores
 from favour.surrogate.channels import ChannelCovariance
+from favour.surrogate.siblings import Siblings
 from favour.surrogate.value import Value
 
 
@@ -219,7 +221,8 @@ class Adjoint(ReverseSweep):
         if self.rank:
             start = start_of(self.start, bound.starts, bound.numerics.seed)
             return Compressed(self.rank, self.iterations, start, self.weight_rank, 0)
-        kinds: list[type[Carried]] = [ChannelCovariance]  # and cumulants, where something is made of them
+        # And cumulants, where something is made of them.
+        kinds: list[type[Carried]] = [ChannelCovariance, Siblings, Scores]
         if self.pairs:
             kinds.append(Cumulants)
         elif self.takes_secants:

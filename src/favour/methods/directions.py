@@ -28,6 +28,7 @@ from torch import Tensor
 
 from favour.belief.covariance import Directional
 from favour.errors import InvalidValue, ShapeMismatch
+from favour.graph.tracing import traced
 from favour.methods.forward import Entry
 from favour.surrogate import inner
 from favour.surrogate.value import Value
@@ -158,7 +159,7 @@ def given_directions(directions: Tensor, mean: Tensor) -> Tensor:
             f"{event}, or the same with the batch after k."
         )
     flat = directions.to(mean).flatten(2)
-    if not torch.compiler.is_compiling():
+    if not traced():
         rank = torch.linalg.matrix_rank(flat.transpose(0, 1).double())
         if bool((rank < flat.shape[0]).any()):
             raise InvalidValue("`directions` are linearly dependent; give independent covectors.")

@@ -8,6 +8,7 @@ each surrogate to the representation.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
@@ -34,6 +35,7 @@ from favour.surrogate import (
     Unavailable,
 )
 from favour.surrogate.carried import find
+from favour.surrogate.siblings import Siblings, between
 from favour.surrogate.value import Context, Value, Weight
 
 Blocks = dict[Hashable, Tensor]
@@ -225,15 +227,26 @@ class DiagonalOnly(Representation):
                 sweep.note(step, f"{kind.title} end here: {told.reason}")
             elif told is not None:
                 carried.append(told)
-        return Value(surrogate.mean, _variance(surrogate), carried=tuple(carried))
+        value = Value(surrogate.mean, self._variance(surrogate, step, sweep), carried=tuple(carried))
+        if Siblings in self.kinds and (step.forked or surrogate.noises):
+            Siblings.origin(value)
+        return value
 
     def source(self, value: Value) -> Value:
         return Value(value.mean, value.variance)
 
-
-def _variance(surrogate: Surrogate) -> Tensor:
-    """Marginal variances, as if arguments were independent."""
-    if surrogate.variance is not None:
-        return surrogate.variance
-    parts = [x.through(G) for x, G in surrogate.maps] + [noise.diag() for noise in surrogate.noises]
-    return sum(parts[1:], parts[0]) if parts else torch.zeros_like(surrogate.mean)
+    def _variance(self, surrogate: Surrogate, step: Step, sweep: Sweep) -> Tensor:
+        """Marginal variances, as if arguments were independent but for what siblings tell of them."""
+        if surrogate.variance is not None:
+            return surrogate.variance
+        parts = [x.through(G) for x, G in surrogate.maps] + [noise.diag() for noise in surrogate.noises]
+        total = sum(parts[1:], parts[0]) if parts else torch.zeros_like(surrogate.mean)
+        if Siblings not in self.kinds:
+            return total
+        for (x, G), (y, H) in itertools.combinations(surrogate.maps, 2):
+            shared = between(x, y, G, H)
+            if isinstance(shared, Unavailable):
+                sweep.note(step, f"covariance of its arguments: {shared.reason}")
+            elif shared is not None:
+                total = (total + 2 * shared).clamp_min(0)
+        return total

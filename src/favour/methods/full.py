@@ -12,10 +12,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from favour.errors import InsufficientMemory
+from favour.graph.tracing import traced
 from favour.methods.cost import sweep_and_columns, uncertain_sizes
 from favour.methods.forward import Representation, Sweep, beliefs, forward, pushed_blocks
 from favour.methods.memory import free_memory
@@ -100,7 +100,7 @@ def check_room(surrogate: Surrogate, mixed: list[Value], step: Step) -> None:
         mixed: Arguments whose diagonals become columns.
         step: Where.
     """
-    if torch.compiler.is_compiling():
+    if traced():
         return
     known = {id(x): x for x, _ in surrogate.maps}.values()
     before = {id(x): 0 if x.factor is None else x.factor.shape[0] for x in known}

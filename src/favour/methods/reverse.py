@@ -15,7 +15,7 @@ c = ∂²/∂ε². The line through that with the right covariance has slope a +
 dropout) the secant between them, and no variance is left over. So the Gram matrix is taken of A + C∘½T/N instead of A.
 Curvatures go back beside the covectors: through activations c ↦ E[f′]²c + E[f″]a, through linear maps c ↦ (G∘G)ᵀc,
 which is the diagonal of GᵀcG for a diagonal c: exact at the nearest activation, and an estimate without bias for
-weights of random signs beyond it.
+weights of random signs beyond it. A product of two values from one origin is curved there, by 2(P∘Q)ᵀa.
 
 Pairs. Two units that act on one activation also move it together; see `favour.methods.pairs`.
 
@@ -130,7 +130,10 @@ def reverse(
             back = G.transpose(g if G.thin else _whole(g, batch))
             waiting[id(x)] = waiting[id(x)] + back if id(x) in waiting else back
             if id(x) in bending:
-                _add(bends, x, bend_back(sweep, entry, x, full, g, c, batch))
+                _add(bends, id(x), bend_back(sweep, entry, x, full, g, c, batch))
+        for origin, both in entry.surrogate.crossed:
+            if origin.value in bending:
+                _add(bends, origin.value, 2 * both.transpose(_whole(g, batch)))
     for label, pulled in shared.values():
         add(label, inner(pulled, pulled))
     for name, value, seen in inputs:
@@ -175,7 +178,7 @@ def bend_back(
         else:
             bend = squared.transpose(c if squared.thin else _whole(c, batch))
     second = entry.surrogate.second
-    if second is None and entry.curved:
+    if second is None and entry.curved and not entry.surrogate.crossed:
         sweep.note(entry.step, "secants: its own second derivatives are not known, and left out")
     if second is not None and x is entry.surrogate.maps[0][0]:
         own = second.diagonal(_whole(g, batch))
@@ -196,9 +199,9 @@ def _tell(met: dict[int, Any] | None, value: Value, g: Tensor, c: Tensor | None,
         met[id(value)] = _whole(g, batch), None if c is None else _whole(c, batch)
 
 
-def _add(waiting: dict[int, Tensor], x: Value, part: Tensor | None) -> None:
+def _add(waiting: dict[int, Tensor], at: int, part: Tensor | None) -> None:
     if part is not None:
-        waiting[id(x)] = waiting[id(x)] + part if id(x) in waiting else part
+        waiting[at] = waiting[at] + part if at in waiting else part
 
 
 def _single_identity(entry: Entry, readers: dict[int, int]) -> Value | None:

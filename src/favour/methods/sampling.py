@@ -30,6 +30,7 @@ from favour.errors import InvalidType, InvalidValue, UnsupportedOperation
 from favour.graph.interpreter import call, interpret
 from favour.graph.node import Graph, Node, draws_numbers, replace_nodes
 from favour.graph.sizes import bound_sizes, size_of
+from favour.graph.tracing import traced
 from favour.methods.cost import output_entries, uncertain_share
 from favour.methods.method import Bound, Method, Numerics, belief_of, check_whole, register
 from favour.passes.marking import mark_uncertain
@@ -70,7 +71,7 @@ class Sampling(Method):
         return self._drawn(bound, self.n if n is None else max(n, 2))[0]
 
     def _drawn(self, bound: Bound, n: int) -> list[Any]:
-        if torch.compiler.is_compiling():
+        if traced():
             raise UnsupportedOperation("method='sampling' makes random numbers and is not compiled; call it eagerly.")
         leaves = {node: bound.leaves[node.name] for node in bound.graph.nodes if node.kind != "call"}
         device = next((v.device for v in map(mean_of, leaves.values()) if isinstance(v, Tensor)), None)

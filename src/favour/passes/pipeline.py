@@ -21,6 +21,7 @@ and for one combination of uncertain inputs and parameters, each told what is ra
 | `widen_lookups`   | lookups in uncertain tables get the batch in front            | the same                         |
 | `commute`         | dropout behind what commutes with it; outcomes of draws       | a draw is made once              |
 | `find_roots`      | roots of sums of squares as one operation                     | nothing                          |
+| `find_entropies`  | Σ p log p of a softmax as one operation                       | nothing                          |
 | `fuse`            | element-wise code on one tensor is one function               | nobody looks inside any more     |
 """
 
@@ -34,6 +35,7 @@ from favour.passes.normalise.commuting import commute
 from favour.passes.normalise.decompose import decompose, one_batch, widen_lookups
 from favour.passes.normalise.derived import DerivedNode, derive
 from favour.passes.normalise.drawn import draw_parameters
+from favour.passes.normalise.entropies import find_entropies
 from favour.passes.normalise.frozen import freeze
 from favour.passes.normalise.fusion import fuse
 from favour.passes.normalise.inplace import functionalise
@@ -49,7 +51,7 @@ def _told(rewriting: Callable[[Graph, set[Node]], None]) -> Callable[[Graph, Mar
 
 CAPTURED: tuple[Callable[[Graph], None], ...] = (freeze, one_batch, spell_out_draws, decompose, unroll)
 WEIGHTS: tuple[Callable[[Graph, Marks], None], ...] = (_told(derive), _told(draw_parameters), _told(widen_lookups))
-TENSORS: tuple[Callable[[Graph, Marks], None], ...] = (commute, _told(find_roots), _told(fuse))
+TENSORS: tuple[Callable[[Graph, Marks], None], ...] = (commute, _told(find_roots), _told(find_entropies), _told(fuse))
 
 
 def normalise(graph: Graph, views: Mapping[Node, Node]) -> None:

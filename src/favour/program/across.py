@@ -22,6 +22,7 @@ from favour.belief.covariance import Dense
 from favour.belief.joint import Joint, concatenated, split
 from favour.errors import InvalidType, InvalidValue
 from favour.graph.node import Node
+from favour.graph.tracing import traced
 from favour.methods.across import covariance_between, moments_between
 from favour.methods.adjoint import Adjoint, ReverseSweep
 from favour.program.program import Program
@@ -77,7 +78,7 @@ def _group(group: int | None, batch: int) -> int:
     q = batch if group is None else group
     if isinstance(q, bool) or not isinstance(q, (int, torch.SymInt)):
         raise InvalidType(f"`group` is {q!r}; the number of inputs that belong together is a whole number.")
-    if not torch.compiler.is_compiling() and (q < 1 or batch % q):
+    if not traced() and (q < 1 or batch % q):
         raise InvalidValue(
             f"{batch} inputs do not make groups of {q}; `group` must be a positive number that divides the batch "
             "(None takes all inputs together), and there must be an input."

@@ -21,6 +21,7 @@ from favour.errors import InvalidType
 from favour.graph.dynamic import key_name
 from favour.graph.example import as_tensors, plain
 from favour.graph.node import Graph, Node
+from favour.graph.tracing import traced
 
 F = TypeVar("F", bound=Callable[..., Any])
 _SHOWN = 5  # differences in one message
@@ -41,14 +42,14 @@ def leaves_of(graph: Graph, keywords: Sequence[str], args: tuple, kwargs: Mappin
     first = args[0] if len(args) == 1 else None
     if isinstance(first, Mapping) and not kwargs and keywords and not _positional(graph):
         args, kwargs = (), dict(first)
-    if not torch.compiler.is_compiling():
+    if not traced():
         reals = (n.dtype for n in graph.inputs if n is not None and n.dtype is not None and n.dtype.is_floating_point)
         dtype = next(reals, None)
         args = tuple(as_tensors(value, dtype) for value in args)
         kwargs = {name: as_tensors(value, dtype) for name, value in kwargs.items()}
     ordered = {k: kwargs[k] for k in keywords if k in kwargs} | dict(kwargs)
     leaves, spec = pytree.tree_flatten((args, ordered), is_leaf=lambda t: isinstance(t, Belief))
-    if not torch.compiler.is_compiling() and spec != graph.in_spec:
+    if not traced() and spec != graph.in_spec:
         raise InvalidType(_mismatch(graph, args, ordered))
     return [_fitted(graph, node, leaf) for node, leaf in zip(graph.inputs, leaves, strict=True)]
 
@@ -123,7 +124,7 @@ def accepts_arrays(method: F) -> F:
 
     @wraps(method)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not _has_arrays(args, kwargs):
+        if traced() or not _has_arrays(args, kwargs):
             return method(self, *args, **kwargs)
         args, kwargs = pytree.tree_map(lambda leaf: _tensor(self, leaf), (args, kwargs))
         with torch.no_grad():

@@ -22,6 +22,7 @@ from favour.errors import InvalidType
 from favour.graph.interpreter import interpret, noiseless
 from favour.graph.node import Graph, Node
 from favour.graph.sizes import bound_sizes
+from favour.graph.tracing import traced
 from favour.methods.memory import measure, rows_within
 from favour.methods.method import Bound, Method, Numerics
 from favour.methods.rows import check_rows
@@ -97,7 +98,7 @@ class Program:
         """The leaves of a call, checked; what changed in the model is taken over first."""
         leaves = self.leaves(args, kwargs)
         self.follow()
-        if not torch.compiler.is_compiling():
+        if not traced():
             check_inputs(self.graph, leaves)
             tables = self.once("lookups", lambda: find_lookups(self.graph))
             if tables and not any(isinstance(leaf, Belief) for leaf in leaves):
@@ -129,7 +130,7 @@ class Program:
         short = torch.bfloat16 if numerics.precision == "bf16" else None
         ctx = Context(numerics.activation, short=short, tf32=numerics.precision == "tf32", cache=self._cached)
         bound = Bound(plan, plan.bind(values), sources, ctx, numerics, self.starts, self.graph, leaf, posterior)
-        if not plan.row_wise and not torch.compiler.is_compiling():
+        if not plan.row_wise and not traced():
             plan.row_wise = check_rows(plan, bound.values, ctx)
         return bound, method
 
@@ -234,7 +235,7 @@ class Program:
             return [leaf[start:stop] if b else leaf for leaf, b in zip(leaves, batched, strict=True)]
 
         known = plan.correction is not None and plan.correction[0] == plan.sizes
-        if self.measuring and not known and mean.shape[0] and not torch.compiler.is_compiling():
+        if self.measuring and not known and mean.shape[0] and not traced():
             few = min(rows, 2, mean.shape[0])
             measure(method, plan, itemsize, few, lambda: method.run(self.bind(part(0, few), posterior)[0]))
             rows = rows_within(method, plan, memory, itemsize)
@@ -248,7 +249,7 @@ class Program:
 
     def follow(self) -> None:
         """Take over what changed in the model since the last call, in eager code; see `Predictor.follow`."""
-        if torch.compiler.is_compiling():
+        if traced():
             return
         tensors = {} if self.link is None else self.link.follow(self.store)
         known = self.store.named_tensors()  # constants too: a list or dict of the model may hold tensors
@@ -286,7 +287,7 @@ class Program:
     def _cached(self, step: str, name: str, tensor: Tensor, function: Callable[[Tensor], Any], costly: bool) -> Any:
         """`function(tensor)`, kept per step until the tensor changes; see `Context.cached`."""
         key = (step, name)
-        if torch.compiler.is_compiling():
+        if traced():
             # Versions cannot be read here. Cheap values are recomputed in the graph; a decomposition is taken
             # from the last eager call.
             kept = self._cache.get(key)

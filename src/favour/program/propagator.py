@@ -15,6 +15,7 @@ from favour.belief.joint import Joint
 from favour.belief.refined import Refined
 from favour.errors import computing
 from favour.graph.node import Graph, Node
+from favour.graph.tracing import traced
 from favour.methods.method import Method, Numerics
 from favour.passes.plan.steps import Plan
 from favour.posterior import Posterior
@@ -117,7 +118,7 @@ class Propagator(nn.Module):
     @accepts_arrays
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Predict; the arguments are the model's, and any tensor among them may be a `Belief`."""
-        if self.file is None or torch.compiler.is_compiling():
+        if self.file is None or traced():
             return self._answer(args, kwargs)
         with computing(self.file):
             return self._answer(args, kwargs)

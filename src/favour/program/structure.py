@@ -275,10 +275,22 @@ class Structure:
         self.ignored = ignored
         objects: set[int] = set()
         self._modules = [_Module.of(path, module, ignored, objects) for path, module in _all_modules(model)]
+        self._hooks = _hooks_of_all()
 
     def same(self) -> bool:
-        return all([module.same() for module in self._modules])
+        return self._hooks == _hooks_of_all() and all([module.same() for module in self._modules])
 
     def differences(self) -> list[tuple[str, str, str]]:
         """Path of the module, name of what differs, and a sentence."""
-        return [(m.path, *entry) for m in self._modules if not m.same() for entry in m.differences()]
+        found = [(m.path, *entry) for m in self._modules if not m.same() for entry in m.differences()]
+        if self._hooks != _hooks_of_all():
+            found.append(("", "", "hooks of all modules, torch's global ones, were added or removed"))
+        return found
+
+
+def _hooks_of_all() -> list[dict[int, Any]]:
+    """torch's global hooks, which act on every module's forward."""
+    return [
+        dict(torch.nn.modules.module._global_forward_hooks),
+        dict(torch.nn.modules.module._global_forward_pre_hooks),
+    ]

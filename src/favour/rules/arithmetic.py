@@ -9,6 +9,7 @@ Element-wise code on one tensor is fused into a scalar function before it gets h
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ from favour.rules.registry import rule
 from favour.rules.shape import broadcast
 from favour.scalar import composed, intervals
 from favour.surrogate import LinearMap, Surrogate, compose, scaling, structural
+from favour.surrogate.attending import Scores
 from favour.surrogate.value import Context, Value, mean_of
 
 aten = torch.ops.aten
@@ -120,7 +122,10 @@ def masked_fill(ctx: Context, x: Argument, mask: Argument, value: Argument) -> S
     if isinstance(mask, Value) or isinstance(value, Value):
         raise UnsupportedOperation(f"`masked_fill` with an uncertain mask or value at {ctx.place} has no rule.")
     mean = x.mean.masked_fill(mask, value)
-    return Surrogate(mean, [(x, compose(scaling((~mask).to(mean.dtype)), broadcast(x.mean.shape, mean.shape)))])
+    scores = x.known(Scores)  # masked entries have weight 0
+    carried = [scores] if scores is not None and value == -math.inf else []
+    G = compose(scaling((~mask).to(mean.dtype)), broadcast(x.mean.shape, mean.shape))
+    return Surrogate(mean, [(x, G)], carried=carried)
 
 
 @rule(aten.slice_scatter.default, aten.select_scatter.default, exactness="exact", family="shape")

@@ -22,6 +22,8 @@ above the variance that 0 ≤ p_i ≤ 1 allows: its row of G is shortened to tha
     softmax       N_ii = ½ tr(H_i V H_i V),   H_i = m_i[(e_i − m)(e_i − m)ᵀ − diag(m) + mmᵀ],  V = diag(v/(1 + mv)),
                   the variance of the second-order term, and at most what 0 ≤ p_i ≤ 1 allows
     log_softmax   y = x − lse(x),  E[lse] ≈ lse(μ) + b,  b = ½(pᵀv − pᵀΣp),   G = I − 1mᵀ
+    neg. entropy  y = Σ p log p,  g = p(log p − y),  H = diag(d) − ½(apᵀ + paᵀ),  d = g + p, a = 2g + p,
+                  m = y + ½ tr(HΣ),  G = gᵀ,  N = ½ tr(HΛHΛ)
     logsumexp     that lse with G = mᵀ and N = ½ tr(HΛHΛ), H = diag(p) − ppᵀ
 
 b and N grow as v and v² do, the truth as √v and v: since lse rises by no more than the largest rise of an entry, of n,
@@ -36,6 +38,7 @@ Entries at −∞ (masked) have probability 0.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -44,7 +47,9 @@ from favour.errors import UnsupportedOperation
 from favour.graph.traits import Argument, Link, Traits
 from favour.rules.registry import rule
 from favour.scalar import intervals
-from favour.surrogate import DiagonalNoise, LinearMap, Surrogate, compose, scaling, weighted_sum
+from favour.surrogate import Carried, DiagonalNoise, LinearMap, Surrogate, compose, scaling, weighted_sum
+from favour.surrogate.attending import Scores
+from favour.surrogate.curvature import GroupedSecond
 from favour.surrogate.jacobian import DiagonalPlusLowRank
 from favour.surrogate.value import Context, Value
 
@@ -149,7 +154,16 @@ def softmax(ctx: Context, x: Value, dim: int, half_to_float: Argument = None, *,
     curved = _second_order(m, v / (1 + m * v), axis)
     noise = torch.minimum(curved, (most - carried).clamp_min(0))
     label = f"{ctx.module or 'model'} (softmax)"
-    return Surrogate(m, [(x, G)], [DiagonalNoise(noise, label)])
+    scores = x.known(Scores)
+    told: list[Carried] = [replace(scores, weights=True)] if scores is not None and axis == m.ndim - 1 else []
+
+    def bend(g: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        gm = g * m
+        along = gm.sum(axis + 1, keepdim=True) * m
+        return gm - along, [(-2 * gm, m), (2 * along, m)]
+
+    second = GroupedSecond(bend, m.shape, m.shape, axis - m.ndim)
+    return Surrogate(m, [(x, G)], [DiagonalNoise(noise, label)], second, told)
 
 
 @rule(
@@ -172,7 +186,17 @@ def log_softmax(
     m = _expected(x, axis)
 
     G = DiagonalPlusLowRank(1.0, [-1.0], [m], m.shape, axis)
-    return Surrogate(mean, [(x, G)])
+    return Surrogate(mean, [(x, G)], second=_bend_of_sum(m, -1.0, axis, reduced=False))
+
+
+def _bend_of_sum(m: Tensor, sign: float, axis: int, reduced: bool) -> GroupedSecond:
+    """H = g(diag(m) − mmᵀ) of logsumexp, which the entries of log-softmax subtract."""
+
+    def bend(g: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        alpha = sign * g.sum(axis + 1, keepdim=True) * m
+        return alpha, [(-alpha, m)]
+
+    return GroupedSecond(bend, m.shape, m.shape, axis - m.ndim, reduced)
 
 
 @rule(aten.logsumexp.default, exactness="linearised", family="attention", traits=Traits(reduces=True))
@@ -198,4 +222,31 @@ def logsumexp(ctx: Context, x: Value, dim: Argument, keepdim: bool = False) -> S
 
     G = weighted_sum(m, axis, keepdim, m.shape[axis])
     noise = DiagonalNoise(shaped(bend, axis), f"{ctx.module or 'model'} (logsumexp)")
-    return Surrogate(shaped(mean, axis), [(x, G)], [noise])
+    return Surrogate(shaped(mean, axis), [(x, G)], [noise], _bend_of_sum(m, 1.0, axis, reduced=True))
+
+
+def negative_entropy(ctx: Context, x: Value, dim: int, keepdim: bool) -> Surrogate:
+    """Σ_i p_i log p_i for p = softmax(x)."""
+    axis = _axis(ctx, x, dim)
+
+    def total(t: Tensor) -> Tensor:
+        return t.sum(axis, keepdim=True)
+
+    def value(p: Tensor) -> Tensor:
+        return p * p.clamp_min(torch.finfo(p.dtype).tiny).log()
+
+    p, plain = _expected(x, axis), _safe(x.mean, axis)
+    slope = value(p) - p * total(value(p))
+    d, a, v = slope + p, 2 * slope + p, x.variance
+    bent = total(d * v) - total(a * _times(x, p, axis))
+    mean = (total(value(plain)) + 0.5 * bent).clamp(-math.log(max(p.shape[axis], 1)), 0)
+    square = total(a * p * v).square() + total(a.square() * v) * total(p.square() * v)
+    noise = 0.5 * (total((d * v).square()) - 2 * total(d * a * p * v.square()) + 0.5 * square).clamp_min(0)
+
+    def shaped(t: Tensor) -> Tensor:
+        return t if keepdim else t.squeeze(axis)
+
+    second = GroupedSecond(lambda g: (g * d, [(-g * a, p)]), p.shape, p.shape, axis - p.ndim, reduced=True)
+    G = weighted_sum(slope, axis, keepdim, p.shape[axis])
+    label = f"{ctx.module or 'model'} (entropy)"
+    return Surrogate(shaped(mean), [(x, G)], [DiagonalNoise(shaped(noise), label)], second)

@@ -18,7 +18,7 @@ squared entries of G have a closed form, since G is a diagonal plus low rank (`f
 
 **The variance** of the entries, y = n/(n − d)·V with d the correction, is what the norms divide by:
 
-    m = n/(n − d)·E[V],    G = 2cᵀ/(n − d),    N = (n/(n − d))²·q.
+    m = n/(n − d)·E[V],    G = 2cᵀ/(n − d),    N = (n/(n − d))²·q,    H = 2C/(n − d).
 
 Left out is what a Gaussian does not have. Dropout of attention weights is strongly skewed, and a norm behind it loses
 variance that second moments cannot show (a quarter of it in a small encoder; Gaussian noise of the same variance
@@ -42,6 +42,7 @@ from favour.graph.traits import Affine, Argument, Traits
 from favour.rules.registry import rule
 from favour.scalar import intervals
 from favour.surrogate import DiagonalNoise, LatentNoise, LinearMap, Noise, Surrogate, compose, scaling, weighted_sum
+from favour.surrogate.curvature import GroupedSecond
 from favour.surrogate.jacobian import DiagonalPlusLowRank
 from favour.surrogate.linear_map import Factor
 from favour.surrogate.value import Context, Value
@@ -199,7 +200,25 @@ def normalise(
         G = compose(scaling(weight), G)
     label = f"{ctx.module or 'model'} (norm)"
     noises: list[Noise] = [DiagonalNoise(noise, label), _per_group(common, grouped, label)]
-    return Surrogate(mean if bias is None else mean + bias, [(x, G)], noises)
+    second = _bend(hat, tilt * inverse / n, weight, shape, grouped, k)
+    return Surrogate(mean if bias is None else mean + bias, [(x, G)], noises, second)
+
+
+def _bend(
+    hat: Tensor, scale: Tensor, weight: Any, shape: Sequence[int], grouped: Sequence[int], k: float
+) -> GroupedSecond:
+    """H = −γ/(ns²)·[(Cg)x̂ᵀ + x̂(Cg)ᵀ + (gᵀx̂)C − 3(gᵀx̂)x̂x̂ᵀ/n], with w∘g in the place of g."""
+    n = grouped[-1]
+
+    def make(g: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        if weight is not None:
+            g = (g.reshape(*g.shape[:2], *shape[1:]) * weight).reshape(g.shape)
+        along = scale * (g * hat).sum(-1, keepdim=True)
+        across = -2 * scale * (g - k * g.mean(-1, keepdim=True))
+        one = torch.ones_like(hat)
+        return -along, [(across, hat), (k / n * along, one), (3 / n * along * hat, hat)]
+
+    return GroupedSecond(make, shape, grouped)
 
 
 def _per_group(column: Tensor, grouped: Sequence[int], label: str) -> LatentNoise:
@@ -315,7 +334,14 @@ def _variance(ctx: Context, x: Value, dim: Argument, correction: float, keepdim:
 
     G = weighted_sum(slope, axis, keepdim, n)
     noise = DiagonalNoise(shaped(own.movedim(-1, axis), axis), f"{ctx.module or 'model'} (variance)")
-    return Surrogate(shaped(mean.movedim(-1, axis), axis), [(x, G)], [noise])
+    one = torch.ones_like(x.mean)
+
+    def bend(g: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        alpha = 2 * scale / n * g
+        return alpha, [(-alpha / n, one)]
+
+    second = GroupedSecond(bend, shape, shape, axis - len(shape), reduced=True)
+    return Surrogate(shaped(mean.movedim(-1, axis), axis), [(x, G)], [noise], second)
 
 
 SPREAD = Traits(sums=True, bounds=intervals.POSITIVE)

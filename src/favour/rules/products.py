@@ -9,8 +9,9 @@ uncertain, a = μ_a + δ_a and b = μ_b + δ_b,
 where · is the product itself and C = Cov(a, b) is known from the columns that a and b share. For element-wise products
 of Gaussians m, G and N are exact, a broadcast operand included: its one draw meets many entries. A contraction keeps
 the correlation of what comes from columns and takes the rest, terms with an independent part, by its variances. Too
-many columns, and variances are all that is kept. Independent parts of a and b count as uncorrelated unless a and b are
-one tensor with equal indices.
+many columns, and variances are all that is kept. Of independent parts a sweep of variances knows what siblings share
+(`favour.surrogate.siblings`), entry by entry, and what attention weights share with values
+(`favour.surrogate.attending`); else they count as uncorrelated unless a and b are one tensor with equal indices.
 
 What no second moment shows is skewness. A product of two tensors behind the same dropout, (μ_a + δ_a)(μ_b + δ_b) with
 E[δ³] ≠ 0, has Cov(δ, δ²) ≠ 0 between its linear and its quadratic part: with a rate of 0.2 on 32 units the covariance
@@ -41,13 +42,16 @@ from favour.surrogate import (
     LatentNoise,
     LinearMap,
     Noise,
+    Pointwise,
     Surrogate,
     compose,
     factor_noise,
     identity,
     scaling,
 )
+from favour.surrogate.attending import met, scores_of
 from favour.surrogate.matrices import FOLD, Contraction
+from favour.surrogate.siblings import Origin, covariance_at, meeting
 from favour.surrogate.value import Context, Value, Weight, mean_of
 
 aten = torch.ops.aten
@@ -72,7 +76,10 @@ def multiply(ctx: Context, a: Value, b: Value) -> Surrogate:
     """a∘b of two uncertain tensors, with broadcasting."""
     if a is b:  # one map, so that its independent part is not counted as two
         v = a.variance
-        return Surrogate(a.mean.square() + v, [(a, scaling(2 * a.mean))], [DiagonalNoise(2 * v.square(), _label(ctx))])
+        noises: list[Noise] = [DiagonalNoise(2 * v.square(), _label(ctx))]
+        return Surrogate(
+            a.mean.square() + v, [(a, scaling(2 * a.mean))], noises, Pointwise(lambda: torch.full_like(v, 2))
+        )
     mean = a.mean * b.mean
     out = mean.shape
     expand_a, expand_b = broadcast(a.mean.shape, out), broadcast(b.mean.shape, out)
@@ -82,7 +89,13 @@ def multiply(ctx: Context, a: Value, b: Value) -> Surrogate:
         (a, compose(scaling(b.mean), expand_a)),
         (b, compose(scaling(a.mean), expand_b)),
     ]
-    return Surrogate(mean, maps, second_order(a, b, expand_a, expand_b, out, _label(ctx)))
+    noises = second_order(a, b, expand_a, expand_b, out, _label(ctx))
+    shared = meeting(a, b, expand_a, expand_b)
+    if not isinstance(shared, tuple):
+        return Surrogate(mean, maps, noises)
+    c = covariance_at(*shared)
+    noises.append(DiagonalNoise(c.square().expand(out), _label(ctx)))
+    return Surrogate(mean + c, maps, noises, crossed=[shared])
 
 
 def second_order(
@@ -160,6 +173,7 @@ def divide(ctx: Context, a: Argument, b: Value) -> Surrogate:
     remainder = 2 * curved.square()  # Var of δ²/μ³
     noise = mean_of(a) ** 2 * remainder
     maps: list[tuple[Any, LinearMap]] = [(b, compose(scaling(mean_of(a) * slope), expand_b))]
+    crossed: list[tuple[Origin, LinearMap]] = []
     if isinstance(a, Value):
         expand_a = broadcast(a.mean.shape, out)
         maps.append((a, compose(scaling(r), expand_a)))
@@ -168,7 +182,13 @@ def divide(ctx: Context, a: Argument, b: Value) -> Surrogate:
         if pairs:
             c = slope * sum((expand_a.apply(p) * expand_b.apply(q)).sum(0) for p, q in pairs)
             mean, noise = mean + c, noise + c.square()
-    return Surrogate(mean, maps, [DiagonalNoise(noise.expand(out), _label(ctx))])
+        shared = meeting(b, a, compose(scaling(slope), expand_b), expand_a)
+        if isinstance(shared, tuple):
+            c = covariance_at(*shared)
+            mean, noise, crossed = mean + c, noise + c.square(), [shared]
+    bend = Pointwise(lambda: 2 * (mean_of(a) * inverse.pow(3)).expand(out), ends_cumulants=False)
+    second = bend if b.mean.shape == out else None
+    return Surrogate(mean, maps, [DiagonalNoise(noise.expand(out), _label(ctx))], second, crossed=crossed)
 
 
 def bilinear(ctx: Context, a: Argument, b: Argument, ia: str, ib: str, io: str) -> Surrogate:
@@ -210,6 +230,11 @@ def bilinear(ctx: Context, a: Argument, b: Argument, ia: str, ib: str, io: str) 
             noises.append(DiagonalNoise(variance, _label(ctx)))
         else:
             noises += _contracted(a, b, ia, ib, io, _label(ctx))
+            row, inner, column = ia[-2:-1], ia[-1:], ib[-1:]
+            if ib[-2:-1] == inner and io[-2:] == row + column and len(ia) == len(ib) > 2:  # tokens with tokens
+                shared = met(a, b)
+                mean = mean if shared is None else mean + shared
+                return Surrogate(mean, maps, noises, carried=scores_of(a, b))
     return Surrogate(mean, maps, noises)
 
 

@@ -153,7 +153,9 @@ def selecting(take: Callable[..., Tensor], put: Callable[..., Tensor]) -> Callab
         def transpose(g: Tensor) -> Tensor:
             return put(g.new_zeros(g.shape[0], *before), g, dim + 1, *rest)
 
-        return take(x, dim, *rest), structural(lambda d: take(d, dim + 1, *rest), transpose, one_per_row=True)
+        return take(x, dim, *rest), structural(
+            lambda d: take(d, dim + 1, *rest), transpose, one_per_row=True, name=("take", take, dim, *rest)
+        )
 
     return make
 

@@ -373,6 +373,7 @@ for (const [kind, name] of [
   const button = html("button", "", name);
   button.type = "button";
   button.dataset.preset = kind;
+  if (seen && kind === "random") button.title = "Every entry by itself, with its mean, spread and range.";
   button.addEventListener("click", () => fill(kind));
   $("presets").append(button);
 }

@@ -18,6 +18,8 @@ the x_i. Rules make surrogates, methods consume them, and neither knows the othe
 | `residual`    | what an element-wise function leaves over beside its line              |
 | `carried`     | what forward sweeps know of a value beside its mean and variances      |
 | `channels`    | of that, covariances within channels                                   |
+| `siblings`    | covariances of values that were made from one                          |
+| `attending`   | attention weights and values, which were                               |
 | `surrogate`   | all of them together, and second derivatives                           |
 
 Shapes. A tensor of the graph is (batch, *event). Deviations, factor columns and covectors carry one more

@@ -69,7 +69,7 @@ class Cumulants(Carried):
     def after(cls, y: Any) -> Self | Unavailable | None:
         told: list[tuple[Tensor, Tensor]] = [n.cumulants() for n in y.noises if n.cumulants is not None]
         ended: Unavailable | None = None
-        if len(y.maps) == 1 and y.second is None:
+        if len(y.maps) == 1 and (y.second is None or not y.second.ends_cumulants):
             ((x, G),) = y.maps
             known = find(x.carried, Cumulants)
             if known is not None:

@@ -122,6 +122,8 @@ class Convolution(LinearMap):
             return meet(self, other)
         if other.kept is self.kept:
             return Convolution(self.geometry, self.kept, self.space, self.n + other.n)
+        if self.kernel.shape != other.kernel.shape:
+            return Unavailable("kernels of other shapes")
         product = self.kernel * other.kernel
         return Convolution(self.geometry, passing(product), self.space)
 

@@ -291,9 +291,10 @@ class Composition(LinearMap):
             return meet(self, other)
         if not self._one_path:
             return Unavailable(f"an entry of {self} has several paths")
-        outer, inner = self.outer.hadamard(other.outer), self.inner.hadamard(other.inner)
-        if isinstance(outer, Unavailable):
+        outer = self.outer.hadamard(other.outer)
+        if isinstance(outer, Unavailable):  # and what is in between may differ in shape
             return outer
+        inner = self.inner.hadamard(other.inner)
         return inner if isinstance(inner, Unavailable) else Composition(outer, inner)
 
     def rows(self, take: Rows, like: Tensor) -> LinearMap | Unavailable:

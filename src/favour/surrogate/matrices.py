@@ -103,6 +103,8 @@ class Matrix(LinearMap):
             return other.hadamard(self) if isinstance(other, LowRankMatrix) else meet(self, other)
         if other.kept is self.kept:
             return Matrix(self.kept, self.n + other.n)
+        if self.weight.shape != other.weight.shape:
+            return Unavailable("matrices between other tensors")
         product = self.weight * other.weight
         return Matrix(passing(product, self.kept.tf32))
 

@@ -12,13 +12,19 @@ from torch import Tensor
 from favour.surrogate.carried import Carried
 from favour.surrogate.linear_map import LinearMap, scaled
 from favour.surrogate.noise import Noise, flat
+from favour.surrogate.siblings import Origin
 
 
 class Second(ABC):
     """Second derivatives of an operation in one of its arguments, E[∂²y_i/∂x_j∂x_k].
 
     They are pulled back by covectors g at y: H = Σ_i g_i ∂²y_i/∂x∂x, a matrix for each covector and input.
+
+    Attributes:
+        ends_cumulants: Mean and noise of the operation have taken in what cumulants of x were known.
     """
+
+    ends_cumulants = False
 
     @abstractmethod
     def diagonal(self, g: Tensor) -> Tensor:
@@ -34,10 +40,11 @@ class Pointwise(Second):
 
     Args:
         curvature: E[f″], (batch, *event), when called.
+        ends_cumulants: See `Second`.
     """
 
-    def __init__(self, curvature: Callable[[], Tensor]) -> None:
-        self.curvature = curvature
+    def __init__(self, curvature: Callable[[], Tensor], ends_cumulants: bool = True) -> None:
+        self.curvature, self.ends_cumulants = curvature, ends_cumulants
 
     def diagonal(self, g: Tensor) -> Tensor:
         return scaled(g, self.curvature())
@@ -58,6 +65,8 @@ class Surrogate:
         second: Second derivatives in the first argument of `maps`, where the operation is curved and they are known.
         carried: What the operation tells of y to sweeps of variances, in the place of what its maps would move.
         variance: Var y in such a sweep, where what an argument carries tells more than maps and noises do.
+        crossed: Second derivatives in two arguments of one origin: the origin, and the products P∘Q of the entries of
+            their paths from it (`favour.surrogate.siblings`).
         readings: By parameter, what the operations that read it later have to know of this one (`Weight.earlier`).
     """
 
@@ -67,4 +76,5 @@ class Surrogate:
     second: Second | None = None
     carried: list[Carried] = field(default_factory=list)
     variance: Tensor | None = None
+    crossed: list[tuple[Origin, LinearMap]] = field(default_factory=list)
     readings: dict[str, Any] = field(default_factory=dict)

@@ -172,7 +172,7 @@ def _shown_error(trial: Trial) -> float:
 
 
 def _numbers(trial: Trial) -> str:
-    body = [pages.row([pages.row_head(name), pages.cell(value)]) for name, value in facts(trial)]
+    body = [pages.row([pages.row_head(name), pages.cell(value.replace("`", ""))]) for name, value in facts(trial)]
     content = pages.table("table-facts", "What was measured", "", body)
     if trial.comparable:
         header = pages.head(("where", "what", "predicted", "sampled", "z"), ("where", "what"))

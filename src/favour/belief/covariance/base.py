@@ -33,6 +33,7 @@ from torch.utils._pytree import GetAttrKey, register_pytree_node
 from favour.belief.covariance.checks import check_finite
 from favour.belief.covariance.precision import Precision, refuse_singular, symmetric_root, widen
 from favour.errors import ShapeMismatch
+from favour.graph.tracing import traced
 
 if TYPE_CHECKING:
     from favour.belief.covariance.dense import Dense
@@ -165,7 +166,7 @@ class Covariance(ABC):
         return self.mapped(lambda t, _: t.detach())
 
     def _fold(self, v: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling() and v.shape[1:] != (self.batch_size, *self.event_shape):
+        if not traced() and v.shape[1:] != (self.batch_size, *self.event_shape):
             need = ("F", self.batch_size, *self.event_shape)
             raise ShapeMismatch(
                 f"vectors of shape {tuple(v.shape)} do not fit this covariance, which takes "
@@ -179,7 +180,7 @@ class Covariance(ABC):
     def scale(self: Self, c: float | Tensor) -> Self:
         """c·Σ for c ≥ 0, a number or one per batch row, (B,)."""
         c = torch.as_tensor(c, dtype=self.dtype, device=self.device)
-        if not torch.compiler.is_compiling():
+        if not traced():
             check_finite("c", c, nonnegative=True)
             if c.dim() and c.shape != (self.batch_size,):
                 raise ShapeMismatch(f"`c` has shape {tuple(c.shape)}; give a number or ({self.batch_size},).")
@@ -234,7 +235,7 @@ class Covariance(ABC):
     def precision(self) -> Precision:
         """Factorises Σ once for several solves. Raises `NoDensity` (eager code) where a row is singular."""
         precision, singular = self._precision()
-        if not torch.compiler.is_compiling() and singular.any():
+        if not traced() and singular.any():
             refuse_singular(singular)
         return precision
 

@@ -17,6 +17,7 @@ from favour.belief.covariance.base import Covariance, flatten_event, per_row, py
 from favour.belief.covariance.checks import check_batched, check_finite
 from favour.belief.covariance.precision import Cholesky, Precision, correlations, psd_root, widen
 from favour.errors import InvalidValue, ShapeMismatch
+from favour.graph.tracing import traced
 
 
 @pytree_node
@@ -40,7 +41,7 @@ class Dense(Covariance):
 
     def __init__(self, matrix: Tensor, event_shape: Sequence[int] | None = None):
         event = tuple(matrix.shape[-1:]) if event_shape is None else tuple(event_shape)
-        if not torch.compiler.is_compiling():
+        if not traced():
             check_batched("covariance", matrix)
             n = torch.Size(event).numel()
             if tuple(matrix.shape[1:]) != (n, n):

@@ -6,6 +6,8 @@ draw = Λ^½x + Uy                                 x, y standard normal, n + r o
 S = Λ^½ (I + Z (I + K)⁻¹ Zᵀ)                     a root; Z = Λ^-½U, KKᵀ = I + ZᵀZ; O(n r² + r³)
 Σ⁻¹                                              Woodbury, see `favour.belief.covariance.precision`
 cΣ = cΛ + (√c U)(√c U)ᵀ
+
+Without columns no product with U is written: onnxruntime divides by zero in those it fuses with a transpose.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from favour.belief.covariance.base import per_row, pytree_node
 from favour.belief.covariance.checks import check_batched, check_finite, check_like
 from favour.belief.covariance.precision import Precision, Woodbury, square_root, stacked_qr, widen
 from favour.belief.covariance.structured import Structured
+from favour.graph.tracing import traced
 
 
 @pytree_node
@@ -39,7 +42,7 @@ class DiagonalPlusFactor(Structured):
     _axes: ClassVar[dict[str, int]] = {"diag": 0, "factor": 1}
 
     def __init__(self, diag: Tensor, factor: Tensor):
-        if not torch.compiler.is_compiling():
+        if not traced():
             check_batched("diag", diag)
             check_like("factor", factor, diag)
         self.diag, self.factor = diag, factor
@@ -52,24 +55,28 @@ class DiagonalPlusFactor(Structured):
         return self.diag + self.factor.square().sum(0)
 
     def dense(self) -> Tensor:
-        return torch.diag_embed(self.flat_diag) + self.flat_factor @ self.flat_factor.mT
+        diagonal = torch.diag_embed(self.flat_diag)
+        return diagonal + self.flat_factor @ self.flat_factor.mT if self.rank else diagonal
 
     def submatrix(self, entries: Tensor) -> Tensor:
-        u = self.flat_factor[:, entries]
-        return torch.diag_embed(self.flat_diag[:, entries]) + u @ u.mT
+        u, diagonal = self.flat_factor[:, entries], torch.diag_embed(self.flat_diag[:, entries])
+        return diagonal + u @ u.mT if self.rank else diagonal
 
     def _matmul(self, v: Tensor) -> Tensor:
-        return v * self.flat_diag.unsqueeze(-2) + (v @ self.flat_factor) @ self.flat_factor.mT
+        scaled = v * self.flat_diag.unsqueeze(-2)
+        return scaled + (v @ self.flat_factor) @ self.flat_factor.mT if self.rank else scaled
 
     def _gram(self, g: Tensor) -> Tensor:
+        diagonal = (g * self.flat_diag.unsqueeze(-2)) @ g.mT
+        if not self.rank:
+            return diagonal
         a = g @ self.flat_factor
-        return (g * self.flat_diag.unsqueeze(-2)) @ g.mT + a @ a.mT
+        return diagonal + a @ a.mT
 
     def _from_noise(self, eps: Tensor) -> Tensor:
         n = self.flat_diag.shape[-1]
-        return (
-            square_root(self.flat_diag).unsqueeze(-2) * eps[..., :n] + eps[..., n:] @ self.flat_factor.mT
-        )  # Λ^½ x + U y
+        scaled = square_root(self.flat_diag).unsqueeze(-2) * eps[..., :n]  # Λ^½ x + U y
+        return scaled + eps[..., n:] @ self.flat_factor.mT if self.rank else scaled
 
     def _root_matmul(self, v: Tensor) -> Tensor:
         if self.rank == 0:

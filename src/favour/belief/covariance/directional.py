@@ -21,6 +21,7 @@ from favour.belief.covariance.dense import Dense
 from favour.belief.covariance.precision import Cholesky, Complement, Precision, psd_root, square_root, widen
 from favour.belief.covariance.structured import Structured
 from favour.errors import InvalidValue, ShapeMismatch
+from favour.graph.tracing import traced
 
 
 @pytree_node
@@ -41,7 +42,7 @@ class Directional(Structured):
     _axes: ClassVar[dict[str, int]] = {"diag": 0, "basis": 1, "core": 0}
 
     def __init__(self, diag: Tensor, basis: Tensor, core: Tensor):
-        if not torch.compiler.is_compiling():
+        if not traced():
             check_batched("diag", diag)
             check_like("basis", basis, diag)
             check_batched("core", core)

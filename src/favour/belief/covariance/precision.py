@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from favour.errors import NoDensity
+from favour.graph.tracing import traced
 
 
 def square_root(v: Tensor) -> Tensor:
@@ -176,7 +177,7 @@ def psd_root(matrix: Tensor) -> Tensor:
     shrunk = wide / (1 + 8 * matrix.shape[-1] * torch.finfo(matrix.dtype).eps)
     tril, info = torch.linalg.cholesky_ex(torch.where(eye, pivots.unsqueeze(-1), shrunk))
     root = tril.masked_fill(flat.unsqueeze(-1), 0)
-    if not torch.compiler.is_compiling() and info.any():
+    if not traced() and info.any():
         rows = info.nonzero().flatten()
         root = root.index_copy(0, rows, symmetric_root(widen(matrix[rows])))
     return root

@@ -16,6 +16,7 @@ from torch import Tensor
 from favour.belief.covariance.base import Covariance, flatten_event
 from favour.belief.covariance.dense import Dense
 from favour.belief.covariance.precision import ByRows, Precision, refuse_singular, scatter, widen
+from favour.graph.tracing import traced
 
 
 class Structured(Covariance):
@@ -55,7 +56,7 @@ class Structured(Covariance):
 
     def _split(self) -> list[tuple[Tensor, Covariance]] | None:
         """Rows with all λ > 0 as they are, the others dense; None if there are no others (or compiling)."""
-        if torch.compiler.is_compiling():
+        if traced():
             return None
         zero = (self.flat_diag <= 0).any(-1)
         if not zero.any():
@@ -70,7 +71,7 @@ class Structured(Covariance):
         return self._structured_root_matmul(widen(v))
 
     def _precision(self) -> tuple[Precision, Tensor]:
-        if not torch.compiler.is_compiling():
+        if not traced():
             # k vectors repair at most k zeros; found out before anything of size n × n exists
             hopeless = (self.flat_diag <= 0).sum(-1) > self.rank
             if hopeless.any():

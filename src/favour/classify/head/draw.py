@@ -26,6 +26,7 @@ from favour.errors import FavourError, InvalidValue, UnsupportedOperation
 from favour.graph.example import plain
 from favour.graph.interpreter import call, interpret
 from favour.graph.node import Node
+from favour.graph.tracing import traced
 from favour.posterior import Posterior
 from favour.program.propagator import Propagator
 from favour.surrogate.value import Value, mean_of
@@ -110,21 +111,25 @@ def divergence(
 
 def remember_call(predict: Propagator, args: tuple, kwargs: Mapping[str, Any], belief: Any) -> None:
     """Leave with a belief over logits how to ask the head for its divergence, where the head's draws are affordable."""
-    if torch.compiler.is_compiling() or not isinstance(belief, Belief) or len(belief.event_shape) != 1:
+    if traced() or not isinstance(belief, Belief) or len(belief.event_shape) != 1:
         return
     head = find_head(predict) if predict.method.fixed else None
     if head is None or not head.for_scores or belief.event_shape[0] < 2 or _uncertain(args, kwargs):
         return
-    given = args if plain(args, kwargs) else pytree.tree_leaves((args, dict(kwargs)))
-    tensors = [t for t in given if isinstance(t, Tensor) and not t.is_inference()]
-    changes, versions = predict.program.changes, [t._version for t in tensors]
+    changes, mean = predict.program.changes, belief.mean
+    version = None if mean.is_inference() else mean._version
+    # A copy: buffers are filled anew, and torch does not see what numpy writes.
+    if plain(args, kwargs):
+        args = tuple(t.clone() for t in args)
+    else:
+        args, kwargs = pytree.tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, (args, dict(kwargs)))
 
     def unchanged() -> bool:
         try:
             predict.follow()
         except FavourError:  # a stale one, say
             return False
-        return predict.program.changes == changes and [t._version for t in tensors] == versions
+        return predict.program.changes == changes and (version is None or mean._version == version)
 
     remember(belief, Origin(lambda: divergence(predict, args, kwargs, None, "head", head.for_scores), unchanged))
 
@@ -202,7 +207,7 @@ def _of_method(predict: Propagator, args: tuple, kwargs: Mapping[str, Any], n: i
 def _blocks(head: Head, belief: Belief) -> list[slice] | list[None]:
     """Rows whose draws are made, given their moments and used before the next: what a CPU's cache holds of them."""
     held, classes = belief.mean.shape
-    if torch.compiler.is_compiling() or held <= _LEAST or belief.mean.device.type != "cpu":
+    if traced() or held <= _LEAST or belief.mean.device.type != "cpu":
         return [None]
     rows, batch = max(_LEAST, _BLOCK // (head.outer * head.inner * classes)), _batch(head)
     if held <= rows:
@@ -253,7 +258,7 @@ def _tail(
     rank = 0 if at_cut is None or at_cut.factor is None else at_cut.factor.shape[0]
     fixed = tables(head, env, like, rank)
     kept: dict[str, Tensor] = {}
-    if head.batched and not torch.compiler.is_compiling() and like.shape[0] > FEWEST:
+    if head.batched and not traced() and like.shape[0] > FEWEST:
         found = {layer.name: fixed.masked(layer.name, env[layer.args[1]], d) for layer, d in head.folded.items()}
         kept = {name: w for name, w in found.items() if w is not None}
 
@@ -278,7 +283,7 @@ def _tail(
 
     run = once if head.batched else torch.func.vmap(once)
     chunk = outer
-    if not torch.compiler.is_compiling():
+    if not traced():
         held = max(head.width, head.inner * like.shape[1]) * max(1, like.shape[0])
         chunk = max(1, _HELD[like.device.type == "cpu"] // held)
     parts = []

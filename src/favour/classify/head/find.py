@@ -17,6 +17,7 @@ import torch
 from favour.classify.head.masked import Tables
 from favour.errors import InvalidValue
 from favour.graph.node import Graph, Node, nodes_in
+from favour.graph.tracing import traced
 from favour.methods.cost import multiplications
 from favour.passes.marking import mark_uncertain
 from favour.program.propagator import Propagator
@@ -107,7 +108,7 @@ def find_head(predict: Propagator, n: int | None = None) -> Head | None:
     if predict.method.unchecked():  # its law is not that of draws of the last layers
         return None
     program = predict.program
-    if torch.compiler.is_compiling() and not program.knows("heads"):
+    if traced() and not program.knows("heads"):
         return None
     return program.once("heads", lambda: Heads(_find(predict))).with_draws(n)
 
@@ -226,8 +227,10 @@ def _cost(node: Node) -> float:
         return 0
     work = float(multiplications(node))
     kernel = node.args[1] if 1 in node.traits.weights and len(node.args) > 1 else None
-    if isinstance(kernel, Node) and kernel.shape is not None and len(kernel.shape) > 2:  # a convolution's
-        work *= 1 + _SHORT / math.prod(int(s) for s in kernel.shape[1:])
+    sizes = kernel.shape if isinstance(kernel, Node) and kernel.shape is not None else ()
+    whole = [s for s in sizes if isinstance(s, int)]
+    if len(sizes) > 2 and len(whole) == len(sizes):  # a convolution's: a product of tensors has the batch in both
+        work *= 1 + _SHORT / math.prod(whole[1:])
     if node.traits.pool is not None and isinstance(node.args[0], Node):
         work += _POOLED * size(node.args[0])
     return work + _ENTRY * size(node)

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from favour.belief.covariance import square_root
 from favour.graph.node import Node
+from favour.graph.tracing import traced
 from favour.program.tensors import Cached, can_keep, kept_value, version_of
 
 _KEPT = 2**22  # numbers in the masked weights of one layer
@@ -74,7 +75,7 @@ class MaskedLinear:
     @property
     def _few(self) -> bool:
         """Whether masking inputs is less work than masking weights; compiled code serves every batch."""
-        return not torch.compiler.is_compiling() and self.x.shape[-2] < self.weight.shape[0]
+        return not traced() and self.x.shape[-2] < self.weight.shape[0]
 
     def one(self, eps: Tensor | None) -> Tensor:
         """The output, (A, B, C), for one mask and normals (A, 1, C)."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from favour.belief import Belief
+from favour.graph.tracing import traced
 
 WORTH = 96.0  # draws whose covariance is as good as the belief's: 2/b² for b = .144 (benchmarks/decisions.py)
 
@@ -56,7 +57,7 @@ def ridged(matrix: Tensor) -> Tensor:
 
     √eps of the variances is far above rounding, n·eps, and far below what a covariance of draws is good for.
     """
-    made = _ridge if torch.compiler.is_compiling() else _kept_ridge
+    made = _ridge if traced() else _kept_ridge
     least, factor = made(matrix.shape[-1], matrix.dtype, matrix.device)
     return torch.addcmul(least, matrix, factor)
 

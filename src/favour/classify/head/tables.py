@@ -21,13 +21,13 @@ from favour.classify.head.find import Head, size
 from favour.classify.head.masked import Tables
 from favour.classify.predictive import mirrored_normals
 from favour.graph.node import Node
-from favour.graph.tracing import constant
+from favour.graph.tracing import constant, traced
 from favour.program.tensors import version_of
 
 
 def tables(head: Head, env: Mapping[Node, Any], like: Tensor, rank: int) -> Tables:
     """Tables on the device and in the dtype of `like`, for a belief with `rank` columns at the cut."""
-    if torch.compiler.is_compiling():
+    if traced():
         return _made(head, env, like, rank)
     key = (like.device, like.dtype, rank, type(like))
     rates = [env[d.rate] for d in head.dropouts if isinstance(d.rate, Node)]

@@ -37,13 +37,15 @@ from favour.passes.normalise.branches import branch
 from favour.passes.normalise.ranges import bounds
 from favour.passes.normalise.roots import dropped_root, root
 from favour.passes.rewriting import Builder, replace_node
+from favour.rules.attention import negative_entropy
 from favour.rules.maxima import dropped_max_pool
 from favour.rules.registry import RULES, Rule
 
 aten = torch.ops.aten
 
 # Operations that no model contains, only plans.
-JOINED = {f: Rule(f, "moment-matched", "pooling") for f in (dropped_max_pool, dropped_root, root)}
+JOINED: dict[Any, Rule] = {f: Rule(f, "moment-matched", "pooling") for f in (dropped_max_pool, dropped_root, root)}
+JOINED[negative_entropy] = Rule(negative_entropy, "linearised", "attention")
 
 
 def rule_for(target: Any) -> Rule | None:

@@ -134,17 +134,8 @@ def configure(graph: Graph, dropout: Mapping[str, Any] | None) -> Graph:
         copies[node] = new
         nodes.append(new)
     inputs = [None if n is None else copies[n] for n in graph.inputs]
-    result = Graph(
-        nodes,
-        inputs,
-        replace_nodes(graph.outputs, copied),
-        graph.in_spec,
-        graph.out_spec,
-        graph.fixed,
-        constants,
-        graph.aliases,
-        graph.batched,
-    )
+    outputs = replace_nodes(graph.outputs, copied)
+    result = replace(graph, nodes=nodes, inputs=inputs, outputs=outputs, constants=constants)
     result.prune()
     return result
 
@@ -183,17 +174,7 @@ def truncate(graph: Graph, at: str) -> Graph:
         modules = sorted({n.module for n in graph.nodes if n.module})
         raise UnknownName(f"`at` names {at!r}, which made no call in the captured model. Modules: {modules}.")
     last = inside[-1]
-    result = Graph(
-        graph.nodes,
-        graph.inputs,
-        [last],
-        graph.in_spec,
-        torch.utils._pytree.tree_structure(0),
-        graph.fixed,
-        graph.constants,
-        graph.aliases,
-        graph.batched,
-    )
+    result = replace(graph, outputs=[last], out_spec=torch.utils._pytree.tree_structure(0))
     result.prune()
     return result
 
