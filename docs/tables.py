@@ -273,6 +273,30 @@ def learning_cost() -> str:
     return _table(["learned", "", "ms of one thread", "plain training steps"], rows, data)
 
 
+def refine() -> str:
+    """A hundred draws: plain, corrected and combined, beside the belief alone."""
+    data = _load("refine")
+    rows = []
+    for network, found in data["networks"].items():
+        at = found["draws"]["100"]
+        named = {"belief": found["belief"], **{name: at[name] for name in ("samples", "refined", "combined")}}
+        cells = [f"{e['covariance error']:.3f} / {e['mean error in standard deviations']:.3f}" for e in named.values()]
+        rows.append([network, *cells, f"{found['share of variance left']:.1%}"])
+    header = ["network", "belief alone", "100 samples", "corrected by them", "combined", "share of variance left"]
+    return _table(header, rows, data)
+
+
+def effort() -> str:
+    """Errors of the covariance by setting, with forward passes."""
+    data = _load("effort")
+    settings = ("effort='fast'", "default", "secants", "rank 8", "effort='best'")
+    rows = []
+    for network, found in data["networks"].items():
+        cells = [f"{found[s]['covariance error']:.3f} ({found[s]['forward passes']:.1f})" for s in settings]
+        rows.append([network, *cells])
+    return _table(["network", *settings], rows, data)
+
+
 def _mean(found: dict | float, digits: int, sign: bool = False) -> str:
     """Mean ± standard error, as far as there are several values."""
     if not isinstance(found, dict):

@@ -516,6 +516,15 @@ def test_auto_takes_all_outputs_while_they_are_few_and_directions_of_very_many_c
     assert more.directions is not None and more.directions.shape[0] == many.directions.shape[0]
 
 
+@pytest.mark.parametrize("settings", [{"effort": "best"}, {"rank": 8}, {"effort": "best", "rank": 8}], ids=str)
+def test_asking_for_more_of_few_outputs_is_no_reason_to_compress(settings) -> None:
+    """A deep network, of which a rank or pairs cost more than all outputs together do."""
+    layers = [m for _ in range(8) for m in (nn.Linear(320, 320), nn.ReLU(), nn.Dropout(0.2))]
+    model, x = nn.Sequential(*layers, nn.Linear(320, 10)), torch.randn(2, 320)
+    predict = favour.compile(model, x, check=False, **settings)
+    assert predict.method.name == "adjoint" and predict.method.rank == settings.get("rank", 0)
+
+
 def test_auto_takes_no_softmax_directions_of_outputs_that_nobody_called_class_scores() -> None:
     """300 numbers of a regression: the whole covariance, where eight directions lost most of it."""
     x = torch.randn(3, 4)

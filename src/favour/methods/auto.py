@@ -93,7 +93,7 @@ class Auto(Method):
         if self.directions is not None:
             return self._swept(plan, self.directions)
         every = self._swept(plan, None)
-        cost = every.cost(plan)
+        cost = replace(every, rank=0, pairs=0, secant=False).cost(plan)  # what outputs cost, whatever more is asked for
         if cost <= AFFORDABLE:
             return every
         uncertain = outputs(plan)
