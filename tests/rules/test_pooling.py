@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import favour
 from favour.rules import RULES
+from favour.rules.maxima import dropped_max_pool
 from favour.rules.windows import Windows
 from favour.scalar.moments.positive import positive_power
 from favour.surrogate import Surrogate
@@ -463,3 +464,17 @@ def test_windows_that_lack_entries_behind_dropout_in_float32(activation):
     belief = favour.compile(model, x, activation=activation)(x)
     assert belief.mean.isfinite().all() and belief.variance.isfinite().all()
     assert belief.variance.max() <= 4 * x.abs().max() ** 2
+
+
+def test_equal_entries_behind_dropout_keep_their_places_whatever_rounding_says():
+    """One token twice: a batch rounds them apart another way than a single input does."""
+
+    def slopes(apart: float) -> Tensor:
+        mean = torch.tensor([[[1.0, 1.0 + apart, 0.9, 0.8]]], dtype=F64)
+        x = Value(mean, torch.full_like(mean, 0.2))
+        y = dropped_max_pool(Context(), x, 0.5, False, "", aten.max_pool1d.default, ([4],), {})
+        ((_, G),) = y.maps
+        return G.transpose(torch.ones(1, 1, 1, 1, dtype=F64))
+
+    close(slopes(4e-16), slopes(-4e-16))
+    assert (slopes(1e-9) - slopes(-1e-9)).abs().max() > 1e-3  # where the order is known it matters

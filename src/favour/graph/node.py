@@ -114,12 +114,25 @@ def nodes_in(structure: Any) -> Iterator[Node]:
             yield from nodes_in(item)
 
 
+_NUMBERS = {int, float, bool, type(None)}
+
+
 def replace_nodes(structure: Any, function: Callable[[Node], Any]) -> Any:
     """Copy nested lists, tuples and dicts with every `Node` replaced by `function(node)`."""
     if isinstance(structure, Node):
         return function(structure)
     if isinstance(structure, (list, tuple)):
-        return type(structure)(replace_nodes(item, function) for item in structure)
+        # Written for the usual arguments, nodes and numbers: every step of every call comes by here.
+        return type(structure)(
+            [
+                function(item)
+                if isinstance(item, Node)
+                else item
+                if type(item) in _NUMBERS
+                else replace_nodes(item, function)
+                for item in structure
+            ]
+        )
     if isinstance(structure, dict):
         return {key: replace_nodes(item, function) for key, item in structure.items()}
     return structure

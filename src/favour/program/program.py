@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from favour.belief import Belief
 from favour.errors import InvalidType
+from favour.graph.example import plain
 from favour.graph.interpreter import interpret, noiseless
 from favour.graph.node import Graph, Node
 from favour.graph.sizes import bound_sizes
@@ -90,6 +91,9 @@ class Program:
         self._kept: dict[str, Any] = {}  # what was made of the graph, by what it is
         self._watch = Watch()
         self.changes = 0  # of tensors' values, counted
+        spec = graph.in_spec
+        bare = pytree.tree_structure(((None,) * spec.num_leaves, {}), is_leaf=lambda leaf: leaf is None)
+        self._bare = spec.num_leaves if bare == spec else -1  # how many tensors, where a call is nothing but tensors
         self._keywords: list[str] = list(pytree.tree_unflatten([None] * graph.in_spec.num_leaves, graph.in_spec)[1])
 
     # ------------------------------------------------------------------- running
@@ -107,6 +111,8 @@ class Program:
 
     def leaves(self, args: tuple, kwargs: Mapping[str, Any]) -> list[Any]:
         """The arguments of a call in the order of the graph's inputs."""
+        if self._bare == len(args) and plain(args, kwargs) and self.graph.batched:
+            return list(args)
         return leaves_of(self.graph, self._keywords, args, kwargs)
 
     def run(self, leaves: list[Any]) -> list[Any]:

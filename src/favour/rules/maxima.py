@@ -159,7 +159,7 @@ def behind_dropout(
     rates: list[Any] = [p] * len(entries.means)
     if isinstance(p, Tensor):
         rates = box.entries(p.to(mean.device, entries.means[0].dtype).expand(mean.shape), 0.0)
-    order = torch.stack([m / (1 - r) for m, r in zip(entries.means, rates, strict=True)]).argsort(0)
+    order = _ascending(torch.stack([m / (1 - r) for m, r in zip(entries.means, rates, strict=True)]))
     back = order.argsort(0)
 
     def ascending(parts: Sequence[Tensor]) -> list[Tensor]:
@@ -178,6 +178,13 @@ def behind_dropout(
     maps = [(x, entries.routing(slopes))] if isinstance(x, Value) else []
     noises = _dropped_noises(entries, y, slopes, draws, rates, label, follow)
     return Surrogate(y.mean.to(entries.dtype), maps, noises)
+
+
+def _ascending(keys: Tensor) -> Tensor:
+    """The order of keys along the first axis; those that rounding tells apart keep their places, in any batch."""
+    known = torch.where(keys > ABSENT, keys, 0.0)
+    step = known.abs().amax(0, keepdim=True) * torch.finfo(keys.dtype).eps ** 0.75
+    return torch.where(step > 0, (keys / step).round(), keys).argsort(dim=0, stable=True)
 
 
 def _dropped_noises(

@@ -68,6 +68,8 @@ def _product(d: Tensor, matrix: Tensor, tf32: bool) -> Tensor:
     if tf32 and not torch.compiler.is_compiling():  # a switch of the process, which cannot be traced
         with allow_tf32():
             return F.linear(d, matrix)
+    if d.dtype == matrix.dtype:
+        return F.linear(d, matrix)
     # Converted back at once: a compiler folds that into the next element-wise operation.
     return F.linear(d.to(matrix.dtype), matrix).to(d.dtype)
 

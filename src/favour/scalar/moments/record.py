@@ -26,12 +26,13 @@ class Moments(NamedTuple):
 
     def to(self, dtype: torch.dtype) -> Moments:
         """The same moments in another dtype."""
-        return Moments(*(part.to(dtype) for part in self))
+        return self if all([part.dtype == dtype for part in self]) else Moments(*(part.to(dtype) for part in self))
 
 
 def widen(mean: Tensor, variance: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, torch.dtype]:
     """Mean and variance broadcast together, in at least float32; and the dtype to return the answer in."""
-    mean, variance = torch.broadcast_tensors(mean, variance)
+    if torch.compiler.is_compiling() or mean.shape != variance.shape:
+        mean, variance = torch.broadcast_tensors(mean, variance)
     out = torch.promote_types(mean.dtype, variance.dtype)
     work = dtype or torch.promote_types(out, torch.float32)
     return mean.to(work), variance.to(work), out
