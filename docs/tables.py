@@ -264,6 +264,15 @@ def learning_rates() -> str:
     return _table(header, rows, data)
 
 
+def learning_cost() -> str:
+    """A step of learning through beliefs, in plain training steps."""
+    data = _load("learning_cost")
+    rows = []
+    for name, row in data["rows"].items():
+        rows.append([*name.split(" | "), f"{row['milliseconds']:.1f}", f"{row['plain steps']:.1f}"])
+    return _table(["learned", "", "ms of one thread", "plain training steps"], rows, data)
+
+
 def refine() -> str:
     """A hundred draws: plain, corrected and combined, beside the belief alone."""
     data = _load("refine")
