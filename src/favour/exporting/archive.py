@@ -67,6 +67,7 @@ def write(
             _check_operation(node)
         node.meta = {key: node.meta[key] for key in ("val",) if key in node.meta}
     program._example_inputs = None
+    program._guards_code = []  # of sizes; what is given is checked by our own ports
     with open(path, "wb+") as file:
         with TRACING, warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")
