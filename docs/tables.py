@@ -264,6 +264,15 @@ def learning_rates() -> str:
     return _table(header, rows, data)
 
 
+def learning_cost() -> str:
+    """A step of learning through beliefs, in plain training steps."""
+    data = _load("learning_cost")
+    rows = []
+    for name, row in data["rows"].items():
+        rows.append([*name.split(" | "), f"{row['milliseconds']:.1f}", f"{row['plain steps']:.1f}"])
+    return _table(["learned", "", "ms of one thread", "plain training steps"], rows, data)
+
+
 def refine() -> str:
     """A hundred draws: plain, corrected and combined, beside the belief alone."""
     data = _load("refine")
@@ -336,6 +345,35 @@ def billion() -> str:
         rows.append([name, f"{hours:,.0f} h", *(f"{hours / w:,.1f} h" for w in (16, 64, 256)), f"{disk:.0f} GB"])
     header = ["network", "core hours", "16 cores", "64 cores", "256 cores", "result"]
     return _table(header, rows, data)
+
+
+def zoo() -> str:
+    """Every model of the zoo, failures included, and the counts."""
+    data = _load("zoo")
+    texts = []
+    for title, key, which in (("Tried while working", "rows", "summary"), ("Held out", "held out rows", "held out")):
+        told = data[which]
+        exports = ", ".join(f"{n} to {form}" for form, n in told["exported"].items())
+        texts.append(
+            f"### {title}\n\n{told['models']} models of {told['packages']} packages: {told['compile']} compile, "
+            f"{told['right']} are right, {len(told['wrong in silence'])} are wrong in silence. Of "
+            f"{told['export tried']} that were exported, {exports} (within 30 seconds of one processor: "
+            f"{', '.join(f'{n} to {form}' for form, n in told['exported within 30 s'].items())}).\n"
+        )
+        rows = [_zoo_row(name, row) for name, row in data[key].items()]
+        header = ["model", "method", "outputs", "forward passes", "covariance error", "mean error", "`check`", "files"]
+        texts.append(_table(header, rows, data))
+    return "\n".join(texts)
+
+
+def _zoo_row(name: str, row: dict) -> list[str]:
+    if not row["compiles"]:
+        words = (row.get("refused") or row.get("broke")).split("\n")[0].replace("|", "/")[:160]
+        return [name, f"does not compile: {words}", "", "", "", "", "", ""]
+    files = row.get("files", {})
+    wrote = [f"{form} {t:.0f} s" if isinstance(t, float) else f"no {form}" for form, t in files.items()]
+    numbers = [f"{row['forward passes']:.0f}", f"{row['covariance error']:.3f}", f"{row['mean error']:.3f}"]
+    return [name, row["method"], str(row["outputs"]), *numbers, row["verdict"], ", ".join(wrote)]
 
 
 def _load(name: str) -> dict:

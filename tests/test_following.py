@@ -258,6 +258,18 @@ def test_weights_of_modules_in_lists_are_followed():
     assert_follows(predict, model)
 
 
+NAN = float("nan")
+
+
+def test_a_constant_that_is_nan_has_not_changed():
+    class Filled(torch.nn.Linear):
+        def forward(self, x):
+            return torch.nn.functional.dropout(super().forward(x.nan_to_num(NAN)), 0.2)
+
+    predict, x = favour.compile(Filled(3, 2), torch.randn(4, 3), check=False), torch.randn(4, 3)
+    assert predict(x).mean.shape == (4, 2)
+
+
 def test_attributes_that_do_not_matter_change_nothing():
     model = Scaled()
     predict = favour.compile(model, X)

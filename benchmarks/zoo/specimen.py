@@ -149,4 +149,4 @@ def draws(found: Specimen, n: int, seed: int = 1) -> Iterator[Tensor]:
             for name, mean in weights.items():
                 parameters[name].copy_(mean + posterior[name].sqrt() * torch.randn_like(mean))
             y = _call(model, example)
-            yield y.unsqueeze(0) if whole or repeats == 1 else y.unflatten(0, (repeats, batch))
+            yield y[None, None] if whole else y.unflatten(0, (repeats, -1))

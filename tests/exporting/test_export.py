@@ -147,6 +147,25 @@ def test_nothing_is_random(files, form):
         np.testing.assert_allclose(alone[name][0], first[name][2], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_adaptive_average_pools_leave_for_onnx(size, tmp_path):
+    """Windows that tile the image, and (3 of 4) that overlap."""
+    layers = [nn.Dropout2d(0.2), nn.AdaptiveAvgPool2d(size), nn.Flatten(), nn.Linear(2 * size**2, 2)]
+    predict = favour.compile(nn.Sequential(*layers), torch.randn(2, 2, 4, 4), check=False)
+    favour.export(predict, tmp_path / "pooled.onnx", kind="regression")  # compares
+
+
+def test_a_small_divergence_is_held_to_the_rounding_of_entropies(tmp_path):
+    """Logits that hardly move: the JSD is a difference of entropies, of which float32 leaves few digits."""
+    layers = [nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Dropout(0.1), nn.Linear(8, 3)]
+    torch.manual_seed(0)
+    model = nn.Sequential(*layers)
+    with torch.no_grad():
+        model[-1].weight.mul_(0.01)
+    predict = favour.compile(model, torch.randn(2, 4), check=False)
+    favour.export(predict, tmp_path / "small.pt2")
+
+
 def test_onnx_graph_has_no_generator_and_no_foreign_operators(files):
     onnx = pytest.importorskip("onnx")
     model = onnx.load(files("lenet", "onnx"))

@@ -83,6 +83,29 @@ class Graph(nn.Module):
         return summed(self.second(self.drop(torch.relu(summed(self.first(x))))))
 
 
+class Neighbours(nn.Module):
+    """Self-loops replaced, indices made as wide as messages, degrees normalised in place, largest messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.drop = nn.Linear(4, 6), nn.Linear(6, 2), nn.Dropout(0.3)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        nodes = x.size(0)
+        edges = edges[:, edges[0] != edges[1]]
+        source, target = torch.cat([edges, torch.arange(nodes).expand(2, -1)], 1)
+        degree = x.new_zeros(nodes).scatter_add_(0, target, x.new_ones(target.size(0)))
+        weight = degree.pow_(-0.5)[target].view(-1, 1)
+
+        h = torch.relu(self.first(x))
+        messages = self.drop(h)[source] * weight
+        wide = target.view(-1, 1).expand_as(messages)
+        summed = x.new_zeros(nodes, 6).scatter_add_(0, wide, messages)
+        wide = target.view(-1, 1).expand(-1, messages.size(1))
+        largest = x.new_zeros(nodes, 6).scatter_reduce_(0, wide, messages.detach(), "amax", include_self=False)
+        return self.second(summed + 0.1 * largest)
+
+
 MODELS = {
     TimeDistributed: (3, 3, 1, 4, 4),
     Heads: (3, 4, 6),
@@ -131,6 +154,34 @@ def test_a_graph_of_nodes_is_one_event() -> None:
     torch.testing.assert_close(predict(x, other).mean[0], model.eval()(x, other), atol=0.5, rtol=0.5)
     covariance = torch.cov(samples.flatten(1).T)
     assert (belief.covariance_matrix[0] - covariance).norm() < (0.05 + 5 * DRAWS**-0.5) * covariance.norm()
+
+
+def test_sizes_that_follow_from_values_in_one_event() -> None:
+    torch.manual_seed(0)
+    edges = torch.tensor([[0, 1, 2, 2, 4, 1], [1, 2, 0, 2, 3, 1]])
+    model, x = Neighbours(), torch.randn(5, 4)
+    predict = favour.compile(model.eval(), (x, edges), batched=False)
+    samples = drawn(model, x, edges, copies=False)
+    within_sampling_error(predict(x, edges).mean[0], predict(x, edges).variance[0], samples)
+    assert favour.check(predict, (x, edges), n=500).verdict == "trust it"
+
+
+class Groups(nn.Module):
+    """Multiplies the messages of each group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.drop = nn.Linear(4, 2), nn.Dropout(0.3)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        h = self.drop(self.first(x))
+        return torch.ones(5, 2).scatter_reduce(0, target.view(-1, 1).expand_as(h), h, "prod")
+
+
+def test_products_of_groups_are_refused_in_one_line() -> None:
+    with pytest.raises(favour.errors.UnsupportedOperation, match="reduce='prod'") as found:
+        favour.compile(Groups().eval(), (torch.randn(5, 4), torch.tensor([0, 0, 1, 2, 2])), batched=False)
+    assert len(str(found.value)) < 300
 
 
 def test_what_is_saved_of_one_event_predicts_the_same(tmp_path) -> None:

@@ -67,6 +67,20 @@ def test_layers_left_out_at_random_agree_with_samples(kind: str) -> None:
     torch.testing.assert_close(belief.variance.sum(), samples.var(0).sum(), rtol=0.1 + 5 * (2 / DRAWS) ** 0.5, atol=0)
 
 
+class Attention(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.unsqueeze(1)
+        mask = torch.zeros(1, 1)
+        return x + nn.functional.scaled_dot_product_attention(y, y, y, attn_mask=mask, dropout_p=0.0).squeeze(1)
+
+
+def test_layers_that_attend_are_left_out_too() -> None:
+    """Whether leaving one out is all that happens is tried without the dropout that attention may be asked for."""
+    model = Layers("torch", 0.2)
+    model.layers[1].append(Attention())
+    assert favour.compile(model, torch.randn(3, 4), check=False)(torch.randn(3, 4)).variance.min() > 0
+
+
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()

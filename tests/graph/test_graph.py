@@ -9,10 +9,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import favour
+from favour.errors import CaptureError
 from favour.passes.capture import capture
 from favour.passes.plan.steps import configure
 
@@ -54,6 +56,45 @@ class Nested(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(x)
+
+
+# ------------------------------------------------------------- what people wrap around a model
+
+
+def data_parallel(model: nn.Module) -> nn.Module:
+    return nn.DataParallel(model)
+
+
+def distributed(model: nn.Module) -> nn.Module:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return nn.parallel.DistributedDataParallel(model)
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    return torch.compile(model, backend="eager")
+
+
+@pytest.mark.parametrize("wrap", [data_parallel, distributed, compiled])
+def test_a_wrapped_model_is_the_model(wrap) -> None:
+    model, x = Nested(), torch.randn(3, 5)
+    want = favour.compile(model, x, check=False)(x)
+    have = favour.compile(nn.Sequential(wrap(model)), x, check=False)(x)
+    close(have.mean, want.mean, 1e-6)
+    close(have.covariance_matrix, want.covariance_matrix, 1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["scripted", "quantised"])
+def test_a_model_turned_into_code_of_torchs_own_is_refused_by_name(kind: str) -> None:
+    inner: nn.Module = nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.2), nn.Linear(4, 2))
+    if kind == "scripted":
+        inner = torch.jit.script(inner)
+    else:
+        inner = torch.ao.quantization.quantize_dynamic(inner, {nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(CaptureError, match=r"^`1(\.0)?` is .*as it was before") as caught:
+        favour.compile(nn.Sequential(nn.Linear(5, 5), inner), torch.randn(3, 5))
+    assert len(str(caught.value)) < 500
 
 
 # ------------------------------------------------------------- what is captured
@@ -272,6 +313,17 @@ def test_capture_nested_input_structures() -> None:
     close(predict(batch).mean, Structured()(batch), 1e-6)
 
 
+def test_an_output_that_is_one_certain_number() -> None:
+    class Penalised(nn.Linear):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return F.dropout(super().forward(x), 0.2, self.training), self.weight.square().sum()
+
+    model, x = Penalised(5, 2), torch.randn(3, 5)
+    belief, penalty = favour.compile(model, x, check=False)(x)
+    close(belief.mean, model.eval()(x)[0], 1e-6)
+    close(penalty, model.weight.square().sum(), 1e-6)
+
+
 @dataclass
 class Result:
     logits: Tensor
@@ -477,7 +529,7 @@ def test_capture_reports_all_unsupported_operations_at_once() -> None:
         def forward(self, x: Tensor) -> Tensor:
             x = self.drop(x)
             y = torch.trapezoid(x)  # first
-            z = torch.fft.rfft(x).real  # second
+            z = torch.hypot(x, x + 1)  # second
             return y + z.sum(1) + torch.argmax(x, 1)  # third
 
     class Outer(nn.Module):
@@ -492,7 +544,7 @@ def test_capture_reports_all_unsupported_operations_at_once() -> None:
         favour.compile(Outer(), torch.randn(3, 4))
     message = str(caught.value)
     assert f"no rule for `aten.trapezoid.dx` at `exotic` (test_graph.py:{line_of('first')})" in message
-    assert f"`aten.fft_rfft.default` at `exotic` (test_graph.py:{line_of('second')})" in message
+    assert f"`aten.hypot.default` at `exotic` (test_graph.py:{line_of('second')})" in message
     assert f"`aten.argmax.default` at `exotic` (test_graph.py:{line_of('third')}) has a discrete result" in message
     assert "favour.rule" in message
     assert isinstance(caught.value, NotImplementedError)
@@ -624,3 +676,25 @@ def test_prune_keeps_inputs_in_place() -> None:
     assert [n.name for n in graph.inputs if n is not None] == ["x", "unused"]
     predict = favour.compile(Ignoring(), (torch.randn(2, 3), torch.randn(2, 4)))
     close(predict(torch.ones(3, 3), torch.ones(3, 4)).mean, torch.full((3, 3), 2.0), 1e-6)
+
+
+# ----------------------------------------------------- modules that raise, masks
+
+
+class Tried(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.drop = nn.Linear(5, 5), nn.Dropout(0.2)
+        self.register_buffer("mask", torch.full((5, 5), float("-inf")).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            y = self.layer(x, lengths=None)
+        except TypeError:
+            y = self.layer(x)
+        return (self.drop(y).unsqueeze(1) + self.mask).softmax(-1).sum(1)
+
+
+def test_code_may_catch_what_a_module_raises_and_hold_a_mask() -> None:
+    model, x = Tried(), torch.randn(3, 5)
+    close(favour.compile(model, x, dropout={"drop": 0}, check=False)(x).mean, model.eval()(x), 1e-5)

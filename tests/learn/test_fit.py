@@ -230,8 +230,12 @@ def test_an_interrupted_fit_goes_on(tmp_path, learn: tuple[str, ...]) -> None:
     assert [r.nll for r in resumed.history] == [r.nll for r in whole.history]
     torch.testing.assert_close(resumed.noise_variance, whole.noise_variance)
     assert same(state(resumed.model), state(whole.model))
-    with pytest.raises(favour.errors.InvalidValue, match="of another fit"):
-        fit(model, data, **how, checkpoint=file, seed=9)
+    again = fit(model, data, **how, checkpoint=file)  # nothing is left to do, and the best is behind
+    torch.testing.assert_close(again.noise_variance, whole.noise_variance)
+    assert same(state(again.model), state(whole.model)) and again.best == resumed.best
+    for other in ({"seed": 9}, {"lr": 1e-4}, {"likelihood": "student_t"}):
+        with pytest.raises(favour.errors.InvalidValue, match="of another fit"):
+            fit(model, data, **how, checkpoint=file, **other)
 
 
 def test_saved_and_loaded(tmp_path) -> None:

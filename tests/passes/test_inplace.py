@@ -71,6 +71,16 @@ def window(x: Tensor) -> Tensor:
     return x
 
 
+def counted_from_behind(x: Tensor) -> Tensor:
+    x[:, -4:-1] += 1
+    x[:, :-2] *= 2
+    return x
+
+
+def powers(x: Tensor) -> Tensor:
+    return x.abs_().add_(1).pow_(-0.5).pow_(torch.ones(6, dtype=x.dtype))
+
+
 def strided_window(x: Tensor) -> Tensor:
     x[:, ::2] *= -2
     x[:, 1::3] = 5
@@ -203,6 +213,7 @@ def write_that_nobody_reads(x: Tensor) -> Tensor:
 
 
 AFFINE = [
+    counted_from_behind,
     add,
     add_alpha,
     augmented,
@@ -232,7 +243,9 @@ AFFINE = [
 ]
 
 
-@pytest.mark.parametrize("code", [relu, functional_inplace, detached, diagonal, *AFFINE], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "code", [relu, powers, functional_inplace, detached, diagonal, *AFFINE], ids=lambda f: f.__name__
+)
 def test_inplace_mean_equals_eager(code: Callable[[Tensor], Tensor]) -> None:
     model = Model(code)
     x = torch.randn(5, 4, dtype=torch.float64)
@@ -259,7 +272,9 @@ def test_inplace_covariance_equals_jacobian(code: Callable[[Tensor], Tensor]) ->
             torch.testing.assert_close(result.covariance_matrix, J @ sigma @ J.T, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("code", [window, sibling_views, through_split, long_sequence], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "code", [window, counted_from_behind, sibling_views, through_split, long_sequence], ids=lambda f: f.__name__
+)
 def test_inplace_draws_equal_eager(code: Callable[[Tensor], Tensor]) -> None:
     """The sampler runs the same graph, vectorised: with a rate of nearly 0 every draw is the eager output."""
     model = nn.Sequential(nn.Dropout(1e-9), Model(code))

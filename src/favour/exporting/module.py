@@ -10,7 +10,8 @@ random numbers in it: MC dropout needs a generator in the runtime, n passes, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from favour.graph.node import Node
 from favour.passes.normalise.ending import Ending, ending
 from favour.passes.normalise.lookups import Lookup, find_lookups, guarded, input_range, inside
 from favour.predictor.predictor import Predictor
+from favour.program.program import Program
 from favour.program.tensors import graph_values
 
 REGRESSION = "regression"
@@ -71,7 +73,8 @@ class Answer(nn.Module):
         self.predict, self.choices, self.lookups = predict, choices, list(lookups)
 
     def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
-        named = self.answer(*tensors)
+        with _remembered(base_of(self.predict).program):
+            named = self.answer(*tensors)
         if not self.lookups:
             return named
         good = inside(self.lookups, known(base_of(self.predict), tensors), tensors[0].shape[0])
@@ -119,6 +122,24 @@ class Answer(nn.Module):
         if self.choices.alone:
             return self.predict.jsd(*args, **kwargs)
         return scores.jsd(scores.logits(logits))
+
+
+@contextmanager
+def _remembered(program: Program) -> Iterator[None]:
+    """Beliefs, probabilities and JSD of one call share their passes: what is merged later is traced once."""
+    made: dict[tuple[int, ...], tuple[list[Any], list[Any]]] = {}
+
+    def run(leaves: list[Any]) -> list[Any]:
+        key = tuple(map(id, leaves))
+        if key not in made:
+            made[key] = leaves, type(program).run(program, leaves)  # leaves kept, so that ids are not used again
+        return made[key][1]
+
+    program.run = run  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del program.run
 
 
 def base_of(predict: Predictor | Calibrated) -> Predictor:

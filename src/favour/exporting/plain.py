@@ -144,8 +144,12 @@ def simplified(module: fx.GraphModule) -> fx.GraphModule:
     graph = module.graph
     for node in list(graph.nodes):
         packet = getattr(node.target, "overloadpacket", None)
-        if node.op == "call_function" and not node.users and getattr(packet, "__name__", "") in _SILENT:
+        name = getattr(packet, "__name__", "")
+        if node.op == "call_function" and not node.users and name in _SILENT:
             graph.erase_node(node)
+        elif name == "clamp" and node.meta["val"].is_floating_point():
+            # torch.onnx makes tensors of whole numbers among the bounds, and then has no overload for both kinds.
+            node.args = (node.args[0], *(float(b) if type(b) is int else b for b in node.args[1:]))
     _merge(graph)
     _fold(module)
     _merge(graph)

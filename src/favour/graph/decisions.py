@@ -103,7 +103,8 @@ class _Watching(TorchFunctionMode):
         if self.decisions.silent and name in _DROPOUTS:
             return first if first is not None else kwargs["input"]
         if self.decisions.silent and name == "scaled_dot_product_attention":
-            args, kwargs = (*args[:4], 0.0, *args[5:]), {k: v for k, v in kwargs.items() if k != "dropout_p"}
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            kwargs = {k: v for k, v in kwargs.items() if k != "dropout_p"}
         result = func(*args, **kwargs)
         if name == "rand" and isinstance(result, Tensor) and result.numel() == 1:
             self._keep(result)

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
+
 from favour.graph.node import Node, replace_nodes
 
 Values = Mapping[Node, Any]
@@ -48,6 +50,8 @@ def arguments(node: Node, values: Values) -> tuple[tuple[Any, ...], dict[str, An
 def call(node: Node, values: Values) -> Any:
     """The call as the model wrote it."""
     args, kwargs = arguments(node, values)
+    if node.target is torch.ops.aten.sym_size.int:  # which vmap does not know
+        return args[0].shape[args[1]]
     return node.target(*args, **kwargs)
 
 

@@ -7,7 +7,9 @@ import re
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 
+from favour.errors import CaptureError
 from favour.graph.dynamic import Dynamic
 from favour.graph.node import Node
 
@@ -18,6 +20,23 @@ _FAVOUR = os.path.dirname(os.path.dirname(__file__)) + os.sep
 def is_users(file: str) -> bool:
     """Whether a source file is the user's: neither torch's, nor favour's, nor generated."""
     return not file.startswith((_TORCH, _FAVOUR, f"torch{os.sep}", "<frozen", "<string>", "<eval_with_key>"))
+
+
+def refuse_compiled_code(model: nn.Module) -> None:
+    """Raise for modules whose code or weights Python does not see."""
+    for name, module in model.named_modules():
+        where = f"`{name}` is" if name else "`model` is"
+        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"{where} TorchScript ({kind}), from which dropout cannot be read: give the model it was made from, "
+                "as it was before `torch.jit.script` or `torch.jit.trace`."
+            )
+        if "quantized" in kind:
+            raise CaptureError(
+                f"{where} a quantised module ({kind}): its weights are whole numbers, packed, and have no derivatives. "
+                "Give the model as it was before it was quantised."
+            )
 
 
 def explain(error: Exception, dynamic: Dynamic = None) -> str:

@@ -24,9 +24,9 @@ from favour.graph.exported import from_exported
 from favour.graph.layers import check_recurrent, put_batch_first
 from favour.graph.node import Graph, Node
 from favour.graph.quietly import quietly
-from favour.graph.refusals import explain
+from favour.graph.refusals import explain, refuse_compiled_code
 from favour.graph.silent import quiet
-from favour.graph.tracing import TRACING
+from favour.graph.tracing import TRACING, modules_may_fail
 
 
 def copied_structure(model: nn.Module) -> nn.Module:
@@ -49,11 +49,15 @@ def set_capture_flags(model: nn.Module) -> None:
     for module in model.modules():
         # Norms that keep running statistics are deterministic functions at prediction time.
         frozen = hasattr(module, "running_mean") or hasattr(module, "track_running_stats")
+        hooks = [*module._forward_pre_hooks.values(), module]  # a spectral norm iterates while training
+        frozen = frozen or any(type(h).__name__ in ("SpectralNorm", "_SpectralNorm") for h in hooks)
         module.training = not frozen
         if hasattr(module, "favour_posterior"):
             module.sampling = False  # type: ignore[assignment]
         if hasattr(module, "capturing"):
             module.capturing = True  # type: ignore[assignment]
+        if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            module.forward = module.module.forward  # type: ignore[method-assign]  # without the sharing of work
     quiet(model)
 
 
@@ -93,6 +97,7 @@ class Taking:
     def __init__(
         self, model: nn.Module, leaves: list[Any], in_spec: pytree.TreeSpec, batch: int, dynamic: Dynamic
     ) -> None:
+        refuse_compiled_code(model)
         self.model, self.leaves, self.in_spec, self.batch, self.dynamic = model, leaves, in_spec, batch, dynamic
 
     def has_batch(self, leaf: Any) -> bool:
@@ -176,7 +181,15 @@ class Taking:
         named = signature.bind(*arg_shapes, **kwarg_shapes).arguments
         generators = _generators()
         try:
-            with TRACING, warnings.catch_warnings(), torch.no_grad(), _plain_einsum(), quietly(), deciding(decisions):
+            with (
+                TRACING,
+                warnings.catch_warnings(),
+                torch.no_grad(),
+                _plain_einsum(),
+                quietly(),
+                modules_may_fail(),
+                deciding(decisions),
+            ):
                 warnings.simplefilter("ignore")
                 program = torch.export.export(clone, args, kwargs, dynamic_shapes=dict(named), strict=False)
         except FavourError:

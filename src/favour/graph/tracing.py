@@ -7,8 +7,9 @@ start-up) in order to set one attribute.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 
@@ -39,3 +40,27 @@ def constant(function: F) -> F:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+@contextmanager
+def modules_may_fail() -> Iterator[None]:
+    """Let code catch what a module raises (`try: layer(x, mask) except TypeError: layer(x)`).
+
+    The tracer leaves a module that raised on its stack of the modules it is in, and then stumbles over it.
+    """
+    call_module = torch.fx.Tracer.call_module
+
+    def call(self: Any, *args: Any) -> Any:
+        depth = len(self.module_stack)
+        try:
+            return call_module(self, *args)
+        except BaseException:
+            while len(self.module_stack) > depth:
+                self.module_stack.popitem()
+            raise
+
+    torch.fx.Tracer.call_module = call  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.fx.Tracer.call_module = call_module  # type: ignore[method-assign]

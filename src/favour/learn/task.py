@@ -191,10 +191,10 @@ class Task:
     # ---- checkpoints
 
     def _identity(self, plan: Schedule) -> str:
-        shapes = {name: list(t.shape) for name, t in self.learner.state_dict().items()}
-        return json.dumps(
-            [list(plan.weights), list(plan.steps), self.seed, self.rows.count, list(self.learner.learn), shapes]
-        )
+        learner = self.learner
+        shapes = {name: list(t.shape) for name, t in learner.state_dict().items()}
+        what = [self.seed, self.rows.count, list(learner.learn), learner.likelihood.name, plan.step_sizes]
+        return json.dumps([list(plan.weights), list(plan.steps), *what, shapes])
 
     def _write(self, optimiser: torch.optim.Optimizer, plan: Schedule, seconds: float) -> None:
         if self.checkpoint is None:
@@ -209,6 +209,7 @@ class Task:
             "description": json.dumps(description),
             "state": self._state(),
             "kept": self.kept,
+            "noise": None if self.noise is None else self.noise.detach().clone(),
             "optimiser": optimiser.state_dict(),
         }
         write(self.checkpoint, content)
@@ -221,12 +222,12 @@ class Task:
         description = json.loads(content["description"])
         if description.get("plan") != self._identity(plan):
             raise InvalidValue(
-                f"`{self.checkpoint}` is of another fit: its epochs, seed, rows, `learn` or sizes differ. Name another "
-                "file, or delete it."
+                f"`{self.checkpoint}` is of another fit: its epochs, seed, rows, `learn`, likelihood, `lr` or sizes "
+                "differ. Name another file, or delete it."
             )
         self.learner.load_state_dict(content["state"])
         optimiser.load_state_dict(content["optimiser"])
-        self.kept, self.spent = content["kept"], description["seconds"]
+        self.kept, self.noise, self.spent = content["kept"], content.get("noise"), description["seconds"]
         self.history = [Record(**record) for record in description["history"]]
         self.best = None if description["best"] is None else self.history[description["best"]]
         self.first = -self.history[0].bound / self.rows.count

@@ -230,9 +230,9 @@ def check_whole(name: str, value: Any, least: int, *, optional: bool = False) ->
 
 
 def belief_of(value: Any, covariance: Covariance | None = None) -> Any:
-    """A belief for a tensor, uncertain or not; anything else as it is."""
+    """A belief for a tensor, uncertain or not; anything else as it is, a certain number without a batch too."""
     if isinstance(value, Tensor):
-        if not value.is_floating_point():
+        if not value.is_floating_point() or not value.ndim:
             return value
         value = Value(value)
     if not isinstance(value, Value):

@@ -211,10 +211,14 @@ class Sampler:
         return torch.cat(pieces)
 
     def _bind(self, values: Mapping[Node, Any]) -> dict[str, int]:
-        """Symbolic sizes and their values in this call."""
-        return bound_sizes(
+        """Symbolic sizes and their values in this call; some follow from values (`nonzero`), which are known here."""
+        sizes = bound_sizes(
             self.graph, [None if n is None else getattr(values[n], "shape", None) for n in self.graph.inputs]
         )
+        for node in self.prologue:
+            if isinstance(values.get(node), Tensor):
+                sizes |= {s: k for s, k in zip(node.shape or (), values[node].shape, strict=True) if isinstance(s, str)}
+        return sizes
 
     def _device(self, values: Mapping[Node, Any]) -> torch.device:
         given = (mean_of(values[n]) for n in self.graph.inputs if n is not None)

@@ -19,10 +19,13 @@ and for one combination of uncertain inputs and parameters, each told what is ra
 | `derive`          | what code makes of parameters alone is a weight again         | dropout configured               |
 | `draw_parameters` | parameters read as tensors become tensors, the batch in front | weights derived                  |
 | `widen_lookups`   | lookups in uncertain tables get the batch in front            | the same                         |
+| `make_real`       | complex numbers are pairs, Fourier transforms matrices        | nothing                          |
+| `spell_out`       | functions without a rule in terms of those with one           | nothing                          |
 | `commute`         | dropout behind what commutes with it; outcomes of draws       | a draw is made once              |
 | `find_roots`      | roots of sums of squares as one operation                     | nothing                          |
 | `find_entropies`  | Σ p log p of a softmax as one operation                       | nothing                          |
 | `fuse`            | element-wise code on one tensor is one function               | nobody looks inside any more     |
+| `spell_out_…`     | comparisons and extremes of two tensors likewise              | code on one tensor is fused      |
 """
 
 from __future__ import annotations
@@ -32,9 +35,11 @@ from collections.abc import Callable, Collection, Mapping
 from favour.graph.node import Graph, Node
 from favour.passes.marking import Marks
 from favour.passes.normalise.commuting import commute
+from favour.passes.normalise.complex import make_real
 from favour.passes.normalise.decompose import decompose, one_batch, widen_lookups
 from favour.passes.normalise.derived import DerivedNode, derive
 from favour.passes.normalise.drawn import draw_parameters
+from favour.passes.normalise.elementary import spell_out, spell_out_comparisons
 from favour.passes.normalise.entropies import find_entropies
 from favour.passes.normalise.frozen import freeze
 from favour.passes.normalise.fusion import fuse
@@ -51,7 +56,15 @@ def _told(rewriting: Callable[[Graph, set[Node]], None]) -> Callable[[Graph, Mar
 
 CAPTURED: tuple[Callable[[Graph], None], ...] = (freeze, one_batch, spell_out_draws, decompose, unroll)
 WEIGHTS: tuple[Callable[[Graph, Marks], None], ...] = (_told(derive), _told(draw_parameters), _told(widen_lookups))
-TENSORS: tuple[Callable[[Graph, Marks], None], ...] = (commute, _told(find_roots), _told(find_entropies), _told(fuse))
+TENSORS: tuple[Callable[[Graph, Marks], None], ...] = (
+    _told(make_real),
+    _told(spell_out),
+    commute,
+    _told(find_roots),
+    _told(find_entropies),
+    _told(fuse),
+    _told(spell_out_comparisons),
+)
 
 
 def normalise(graph: Graph, views: Mapping[Node, Node]) -> None:

@@ -115,7 +115,7 @@ class Watch:
             seen = self._finite.get(name)
             if seen is not None and seen[0] is tensor and seen[1] == version is not None:
                 continue
-            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            if not sound(tensor):
                 raise InvalidValue(
                     f"parameter `{name}` of shape {tuple(tensor.shape)} holds NaN or infinity; "
                     "load sound weights first."
@@ -125,6 +125,13 @@ class Watch:
     def forget(self) -> None:
         """Ask again whether all is finite."""
         self._finite.clear()
+
+
+def sound(tensor: Tensor) -> bool:
+    """Whether all numbers are finite, or nothing but 0 and −∞: a mask."""
+    if not tensor.is_floating_point() or bool(tensor.isfinite().all()):
+        return True
+    return bool(((tensor == 0) | (tensor == -torch.inf)).all())
 
 
 def _unwritten(device: torch.device, views: list[Tensor], seen: list[Tensor]) -> bool:

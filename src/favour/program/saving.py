@@ -31,6 +31,7 @@ from favour.graph.node import Graph, Node
 from favour.graph.rehearsal import rehearse
 from favour.methods import keywords
 from favour.posterior import Posterior
+from favour.program.following import sound
 from favour.program.program import Program
 
 
@@ -129,7 +130,7 @@ def _check_values(graph: Graph, held: Mapping[Node, Tensor], posterior: Posterio
     """What `favour.compile` checks of a model: numbers are finite, posteriors fit and are sound, rates are rates."""
     parameters = {str(node.target): tensor for node, tensor in held.items() if node.kind != "constant"}
     for name, tensor in parameters.items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        if not sound(tensor):
             raise InvalidValue(f"parameter `{name}` of shape {tuple(tensor.shape)} holds NaN or infinity")
     if {*posterior.names, *posterior.means} <= parameters.keys():
         posterior.validate(parameters)

@@ -46,7 +46,7 @@ def _kept(value: Any) -> Any:
 
 def _differ(old: Any, new: Any) -> bool:
     try:
-        return bool(old != new)
+        return old is not new and bool(old != new)  # NaN differs from itself
     except (RuntimeError, TypeError, ValueError):  # a number that became an array of several
         return True
 

@@ -124,23 +124,33 @@ _register(aten.avg_pool2d.default, _average(2), _average_windows, REGULAR)
 _register(aten.avg_pool3d.default, _average(3), _average_windows, REGULAR)
 
 
+def _members(size: int, count: int, like: Tensor) -> Tensor:
+    """(count, size): 1 where an entry is in a span."""
+    rows = [[float(start <= i < start + length) for i in range(size)] for start, length in spans(size, count)]
+    return like.new_tensor(rows)
+
+
 def _adaptive_average(axes: int) -> Callable[..., tuple[Tensor, LinearMap]]:
     flat = axes == 1
     pool = aten.adaptive_avg_pool3d.default if axes == 3 else aten.adaptive_avg_pool2d.default
-    backward = aten._adaptive_avg_pool3d_backward.default if axes == 3 else aten._adaptive_avg_pool2d_backward.default
 
     def make(x: Tensor, output_size: Sizes) -> tuple[Tensor, LinearMap]:
         counts = per_axis(output_size, axes)
         sizes = tuple(x.shape[2:])
-        out, space = ((1, *counts), (1, *sizes)) if flat else (counts, sizes)
+        out = (1, *counts) if flat else counts
 
         def average(t: Tensor) -> Tensor:
             y = pool(t.unsqueeze(2) if flat else t, out)
             return y.squeeze(2) if flat else y
 
         def back(g: Tensor) -> Tensor:
-            y = backward(g.unsqueeze(2) if flat else g, g.new_zeros(*g.shape[:2], *space))
-            return y.squeeze(2) if flat else y
+            """Every sum's number at all entries it is of; spelt out, since ONNX has no gradients."""
+            for axis, (size, count) in enumerate(zip(sizes, counts, strict=True), 2):
+                if size % count == 0:
+                    g = g.repeat_interleave(size // count, axis)
+                else:
+                    g = (g.movedim(axis, -1) @ _members(size, count, g)).movedim(-1, axis)
+            return g
 
         share = x.new_ones([1] * (axes + 2))
         for axis, (size, count) in enumerate(zip(sizes, counts, strict=True)):
@@ -149,7 +159,7 @@ def _adaptive_average(axes: int) -> Callable[..., tuple[Tensor, LinearMap]]:
         disjoint = all(size % count == 0 for size, count in zip(sizes, counts, strict=True))
         sums = structural(
             lambda d: scaled(folded(average)(d), 1 / share),
-            lambda g: folded(back)(scaled(g, 1 / share)),
+            folded(back),
             disjoint=disjoint,
             channelwise=True,
             name=("spans", counts),

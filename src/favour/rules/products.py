@@ -347,11 +347,13 @@ def einsum_letters(equation: str, dims: Sequence[int]) -> tuple[str, str, str]:
 
 @rule(aten.einsum.default, exactness="moment-matched", family="product")
 def einsum(ctx: Context, equation: str, tensors: Sequence[Any], path: Argument = None) -> Surrogate:
-    if FOLD in equation or len(tensors) > 2:
+    unused = next((letter for letter in LETTERS if letter not in equation and letter != FOLD), None)
+    if len(tensors) > 2 or unused is None:
         raise UnsupportedOperation(
-            f"the einsum `{equation}` of {len(tensors)} tensors at {ctx.place} has no rule: at most two tensors, and "
-            f"any letter but {FOLD}. Write it as several."
+            f"the einsum `{equation}` of {len(tensors)} tensors at {ctx.place} has no rule: at most two tensors. Write "
+            "it as several."
         )
+    equation = equation.replace(FOLD, unused)
     if len(tensors) == 1:  # a product with the number 1
         (x,) = tensors
         left, _, right = equation.replace(" ", "").partition("->")

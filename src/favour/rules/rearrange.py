@@ -270,6 +270,33 @@ def scatter_add(ctx: Context, x: Argument, dim: int, index: Argument, source: Ar
     )
 
 
+@rule(aten.scatter_reduce.two, exactness="linearised", family="shape")
+def scatter_reduce(
+    ctx: Context, x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
+) -> Surrogate:
+    """Largest or smallest entry of each group, as at the mean; among equals their average. `"sum"` is exact."""
+    if reduce == "sum" and include_self:
+        return scatter_add(ctx, x, dim, index, source)
+    _known_index(ctx, "scatter_reduce", index)
+    if reduce not in ("amax", "amin") or isinstance(x, Value):
+        what = "with an uncertain start" if isinstance(x, Value) else f"with reduce={reduce!r}"
+        raise UnsupportedOperation(f"`scatter_reduce` {what} at {ctx.place} has no rule; write sums by `scatter_add`.")
+    at = _event(x, dim, "scatter_reduce") + 1
+    mean = x.scatter_reduce(dim, index, source.mean, reduce, include_self=include_self)
+    first = (source.mean == mean.gather(dim, index)).to(mean.dtype)
+    first = first / torch.zeros_like(mean).scatter_add(dim, index, first).gather(dim, index).clamp(min=1)
+
+    def folded(t: Tensor) -> Tensor:
+        return index.unsqueeze(0).expand(t.shape[0], *index.shape)
+
+    chosen = structural(
+        lambda d: d.new_zeros(d.shape[0], *mean.shape).scatter_add(at, folded(d), d),
+        lambda g: g.gather(at, folded(g)),
+        alike=False,
+    )
+    return Surrogate(mean, [(source, chosen.scaled_before(first))])
+
+
 @rule(aten.index_add.default, exactness="exact", family="shape")
 def index_add(ctx: Context, x: Argument, dim: int, index: Argument, source: Argument, *, alpha: float = 1) -> Surrogate:
     _known_index(ctx, "index_add", index)

@@ -166,9 +166,15 @@ _END = 2**63 - 1  # how export writes the open end of a slice, and what vmap's s
 def _written_by(scatter: Any) -> Traits:
     """Of a selection that `scatter` writes back."""
     return Traits(
-        within=True,
-        inverse=lambda base, value, *rest: (scatter, (base, value, *[None if a == _END else a for a in rest])),
+        within=True, inverse=lambda base, value, *rest: (scatter, (base, value, *_from_the_front(base.shape, *rest)))
     )
+
+
+def _from_the_front(shape: Any, dim: int, *places: Any) -> list[Any]:
+    """Places of a selection as vmap's slice_scatter takes them: not open, and not counted from behind."""
+    size = shape[dim]
+    behind = [isinstance(size, int) and isinstance(a, int) and a < 0 for a in places]
+    return [dim, *(None if a == _END else a + size if b else a for a, b in zip(places, behind, strict=True))]
 
 
 def _narrowed_back(base: Any, value: Any, dim: int, start: Any, length: Any) -> tuple[Any, tuple] | None:

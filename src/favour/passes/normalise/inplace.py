@@ -244,5 +244,9 @@ def _without_underscore(target: Operation) -> Any:
     if not name.endswith("_") or name.endswith("__"):
         return None
     packet = getattr(getattr(torch.ops, target.namespace), name[:-1], None)
-    overload = target._overloadname
-    return getattr(packet, overload, None) if packet is not None and overload in packet.overloads() else None
+    if packet is None:
+        return None
+    types = [str(a.type) for a in target._schema.arguments]  # `pow_.Scalar` is `pow.Tensor_Scalar`
+    names = sorted(packet.overloads(), key=lambda name: name != target._overloadname)
+    known = (getattr(packet, name) for name in names)
+    return next((o for o in known if [str(a.type) for a in o._schema.arguments] == types), None)

@@ -166,12 +166,8 @@ def _wholes(structure: Argument, call: Call) -> Any:
 )
 def over_all(call: Call) -> Lifted:
     """Reductions over all dimensions, or over those that are named."""
-    names = {
-        aten.sum.default: aten.sum.dim_IntList,
-        aten.mean.default: aten.mean.dim,
-        aten.max.default: aten.amax.default,
-        aten.min.default: aten.amin.default,
-    }
+    names = {aten.sum.default: aten.sum.dim_IntList, aten.mean.default: aten.mean.dim}
+    names |= {aten.max.default: aten.amax.default, aten.min.default: aten.amin.default}
     node = call.node
     target = names.get(node.target)
     if target is None:
@@ -225,10 +221,8 @@ def index(call: Call) -> Lifted:
     known = [i for i in indices if i is not None]
     if not own:
         plain = [call.swapped(i, call.kept) for i in indices]
-        if len(known) > 1 and indices[0] is None and _has_gaps(indices):
-            raise Unmapped("picks by indices that a slice separates")
         shape = (call.batch, *call.shape)
-        if indices[0] is not None and _has_gaps(indices):
+        if _has_gaps(indices):
             raise Unmapped("picks by indices that a slice separates")
         return call.call(aten.index.Tensor, call.whole(x), [None, *plain], shape=shape), True
     if any(i.dtype is torch.bool for i in known):
@@ -265,8 +259,7 @@ def pad(call: Call) -> Lifted:
         return call.as_it_is()
     if call.node.target is aten.pad.default and call.argument("mode") != "constant":
         raise Unmapped("pads other than with a constant")
-    made = call.call(call.node.target, call.whole(x), widths, *rest, shape=(call.batch, *call.shape))
-    return made, True
+    return call.call(call.node.target, call.whole(x), widths, *rest, shape=(call.batch, *call.shape)), True
 
 
 @lifts(aten.triu.default, aten.tril.default)
@@ -359,18 +352,24 @@ def permute(call: Call) -> Lifted:
 @lifts(aten.expand.default, aten.expand_as.default)
 def expand(call: Call) -> Lifted:
     x, sizes = call.node.args[:2]
-    if call.node.target is aten.expand_as.default:
-        sizes = list(call.shape)
-        if _unknown(call.shape):
-            raise Unmapped("expands to a dynamic size")
-    else:
-        sizes = call.swapped(sizes, call.kept)
     dropped = is_dropped(call.shape)
+    if call.node.target is not aten.expand_as.default:
+        sizes = call.swapped(sizes, call.kept)
+    elif not _unknown(call.shape):
+        sizes = list(call.shape)
+    else:
+        sizes = [s if isinstance(s, int) else _size(call, sizes, i) for i, s in enumerate(call.shape)]
     value = call.aligned(x, len(call.shape), dropped)
     shape = (call.batch, *call.shape[dropped:])
     if value.shape == shape:
         return value, not dropped
-    return call.call(aten.expand.default, value, [-1, *sizes[dropped:]], shape=shape), not dropped
+    inputs = -1 if call.depends(x) else call.size
+    return call.call(aten.expand.default, value, [inputs, *sizes[dropped:]], shape=shape), not dropped
+
+
+def _size(call: Call, x: Node, dim: int) -> Node:
+    value = call.whole(x) if call.depends(x) else call.swapped(x, call.kept)
+    return call.call(aten.sym_size.int, value, dim + call.depends(x), shape=None)
 
 
 @lifts(aten.repeat.default, aten.tile.default)

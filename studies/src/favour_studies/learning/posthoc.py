@@ -292,12 +292,12 @@ def kept(name: str, seed: int, options: argparse.Namespace) -> tuple[dict[str, A
     file = options.keep / f"{name}-{seed}-{options.share:g}.pt"
     if file.is_file():
         found = torch.load(file, weights_only=True)
-        return found["outputs"], found["notes"]
+        return found["outputs"], json.loads(found["notes"])
     outputs, notes = repeat(name, seed, options.data, options.device, options.share)
     notes["environment"] = record.environment(options.device)
     options.keep.mkdir(parents=True, exist_ok=True)
     part = file.with_name(file.name + ".part")
-    torch.save({"outputs": outputs, "notes": notes}, part)
+    torch.save({"outputs": outputs, "notes": json.dumps(notes)}, part)
     part.replace(file)
     return outputs, notes
 
