@@ -36,7 +36,8 @@ def error_against_time() -> str:
     most = 2 * ours["worth"]
     x = pages.Axis(1, most * each["naive"] * 5, "time in forward passes", log=True)
     y = pages.Axis(ours["error"] / 1.8, unit / 1.3, log=True)
-    chart = pages.Chart(x, y, "error of the covariance", width=560, height=300)
+    network = record["networks"][NETWORK]["title"]
+    chart = pages.Chart(x, y, f"{network}: relative error of the covariance of its outputs", width=560, height=300)
     for kind, colour in (("naive", "c-naive"), ("cached", "c-cached")):
         ends = (2.5, most)
         chart.line([each[kind] * n for n in ends], [unit / n**0.5 for n in ends], f"line {colour}")
@@ -49,7 +50,7 @@ def error_against_time() -> str:
     chart.mark(ours["forwards"], ours["error"], "diamond", "c-adjoint full", "Favour", 5)
     chart.text(ours["forwards"], ours["error"], f"Favour: {ours['forwards']:.1f} forward passes", dx=10, dy=-8)
     legend = [
-        ("circle", "c-naive", "samples, the network run once for each"),
+        ("circle", "c-naive", "samples, one by one (marks: 10, 100, …)"),
         ("circle", "c-cached", "samples as fast as we can draw them"),
         ("diamond", "c-adjoint", "Favour"),
     ]

@@ -17,7 +17,7 @@ VALUE = (favour.errors.InvalidValue, ValueError)
 SHAPE = (favour.errors.ShapeMismatch, ValueError)
 TYPE = (favour.errors.InvalidType, TypeError)
 NAME = (favour.errors.UnknownName, KeyError)
-BUILTINS = (ValueError, TypeError, RuntimeError, ImportError, ArithmeticError)
+BUILTINS = (ValueError, TypeError, RuntimeError, ImportError, ArithmeticError, MemoryError)
 
 
 def mlp() -> nn.Sequential:
