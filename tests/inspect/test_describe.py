@@ -84,3 +84,9 @@ def test_check_in_a_notebook_leads_with_the_verdict():
     found = favour.check(predict, torch.randn(6, 5), n=100, generator=torch.Generator().manual_seed(0))
     html = found._repr_html_()
     assert f"Verdict: {found.verdict}" in html and "100 samples of 6 inputs" in html
+
+
+def test_dropout_that_a_plan_joins_to_a_maximum_is_a_source():
+    layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Dropout(0.3), nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(4, 2)]
+    predict = favour.compile(nn.Sequential(*layers), torch.randn(2, 3, 6, 6))
+    assert "1 source of noise: dropout in `2`" in repr(predict)

@@ -108,8 +108,8 @@ def test_an_example_of_nothing_but_noise_is_no_ground_for_suspicion():
 
 
 def test_power_in_small():
-    """Ten networks whose beliefs are known to be bad and ten that are good, of `results/selfcheck.json`."""
-    bad, good = (2, 10, 29, 31), (0, 3, 8, 11)
+    """Four networks whose beliefs are known to be bad and four that are good, of `results/selfcheck.json`."""
+    bad, good = (2, 16, 29, 31), (0, 3, 8, 11)
     for seeds, expected in ((bad, False), (good, True)):
         for seed in seeds:
             made = network(seed)

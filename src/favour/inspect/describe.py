@@ -21,7 +21,7 @@ def noise_sources(predict: Propagator) -> dict[tuple[str, str], int]:
     plan = predict.plain_plan
     posterior = predict.posterior()
     read = {str(n.target) for n in plan.leaves if n.kind in ("parameter", "buffer")}
-    drawn = [step.node for step in plan.steps if step.node.draw is not None]
+    drawn = [node for node in predict.graph.calls if node.draw is not None]  # a plan may join one to what reads it
     dropped = Counter(("dropout in", node.module or "forward") for node in drawn)
     return {**dropped, **{("posterior of", name): 1 for name in posterior.names if name in read}}
 
