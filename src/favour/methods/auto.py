@@ -5,11 +5,11 @@ passes (`favour.methods.cost`), or in multiplications for each input where the n
 are class scores (`task`) it is taken over the leading directions of a softmax and the common shift of all scores
 (`directions`); else `dplr` gives every output's marginal and the leading correlations.
 
-| effort     | the reverse sweep takes                                                              |
-|------------|--------------------------------------------------------------------------------------|
-| `fast`     | tangents                                                                             |
-| `balanced` | secants, where they are predicted to cost at most half a forward pass; else tangents |
-| `best`     | secants, and 16 groups of pairs                                                      |
+| effort     | the reverse sweep takes                                                                     |
+|------------|---------------------------------------------------------------------------------------------|
+| `fast`     | tangents                                                                                    |
+| `balanced` | secants, where they cost at most half a forward pass or the network is small; else tangents |
+| `best`     | secants, and 16 groups of pairs                                                             |
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ AFFORDABLE = 24.0
 # Or this many multiplications for each input, whatever that is in forward passes: some milliseconds on one core.
 SMALL = 2e7
 
-# `auto` takes secants while that is predicted to cost at most this many forward passes.
+# `auto` takes secants while that is predicted to cost at most this many forward passes, or for all outputs this many
+# multiplications for each input, which is little beside the launches of operations.
 SECANT = 0.5
+TINY = 2e6
 
 # Directions of a softmax where there are too many outputs; the common shift is one more.
 DIRECTIONS = 8
@@ -124,4 +126,5 @@ class Auto(Method):
             return self.secant
         if self._pairs or self.effort == "best":
             return True
-        return self.effort == "balanced" and uncertain_share(plan, ends=False) * covectors <= SECANT
+        tiny = output_entries(plan) * forward_pass(plan) <= TINY  # whatever the directions, so that they agree
+        return self.effort == "balanced" and (tiny or uncertain_share(plan, ends=False) * covectors <= SECANT)
