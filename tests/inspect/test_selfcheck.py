@@ -115,7 +115,8 @@ def test_power_in_small():
             made = network(seed)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                assert favour.compile(made.model, made.example).checked.trusted is expected, (seed, made.words)
+                checked = favour.compile(made.model, made.example, secant=False).checked  # tangents, which may be wrong
+                assert checked.trusted is expected, (seed, made.words)
 
 
 # ------------------------------------------------------------------------------------------------- nothing uncertain

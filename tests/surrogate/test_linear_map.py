@@ -19,7 +19,7 @@ JACOBIANS += tuple(f"aten.{name}" for name in ["softmax", "_softmax", "log_softm
 COPIES = "_to_copy alias clone contiguous detach lift_fresh_copy to.dtype type_as squeeze.dim"
 MOVES = "channel_shuffle cumsum flip repeat roll select_scatter slice_scatter t.default transpose.int"
 PLACES = tuple(f"aten.{name}" for name in (COPIES + " " + MOVES).split())
-LOOKUPS = ("aten.index.Tensor [an entry for each input]", "aten.gather.", "aten.scatter_add.")
+LOOKUPS = ("aten.index.Tensor [an entry for each input]", "aten.gather.", "aten.scatter_add.", "aten.scatter_reduce.")
 UNAVAILABLE: dict[str, dict[tuple[str, ...], str]] = {
     "rows": {LOOKUPS: "a lookup that differs from input to input"},
     "between": {LOOKUPS: "a lookup that differs from input to input"},

@@ -15,7 +15,7 @@ from favour.surrogate.curvature import GroupedSecond
 # Operations that are curved and do not tell their second derivatives, so that `explain` says what secants leave out.
 UNTOLD = {
     *("aten.matmul", "aten.bmm", "aten.baddbmm", "aten.einsum", "aten.mul", "aten.div"),
-    *("aten.max", "aten.amax", "aten.max_pool1d", "aten.max_pool2d", "aten.max_pool3d"),
+    *("aten.max", "aten.amax", "aten.scatter_reduce", "aten.max_pool1d", "aten.max_pool2d", "aten.max_pool3d"),
     *(f"aten.max_pool{n}d_with_indices" for n in (1, 2, 3)),
     *(f"aten.adaptive_max_pool{n}d" for n in (1, 2, 3)),
 }

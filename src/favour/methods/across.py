@@ -114,8 +114,9 @@ def _entry_between(
             added = rho * root * partners(root, q)
         noises.append(made if made is not None and not _latent(noise) else shared)
         total = total + added
-    if surrogate.variance is not None:  # neighbours told more than the line and the noises hold
-        scale = safe_root(surrogate.variance) / safe_root(_diagonal(total)).clamp_min(torch.finfo(total.dtype).tiny)
+    if surrogate.variance is not None or len(surrogate.maps) > 1:
+        # Neighbours, or siblings among the arguments, told more than the line and the noises hold.
+        scale = safe_root(entry.value.variance) / safe_root(_diagonal(total)).clamp_min(torch.finfo(total.dtype).tiny)
         total = total * scale * partners(scale, q)
     return total, noises
 

@@ -87,7 +87,9 @@ class Sweep:
         return self.values[output] if isinstance(output, Node) else output
 
     def note(self, step: Step, text: str) -> None:
-        """Something that a method wanted and an operation could not tell; `Predictor.explain` shows it."""
+        """Something that a method wanted and an operation could not tell, for `Predictor.explain` in eager code."""
+        if torch.compiler.is_compiling():
+            return
         known = self.notes.setdefault(step.node.name, [])
         if text not in known:
             known.append(text)

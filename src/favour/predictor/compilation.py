@@ -80,7 +80,7 @@ def compile(
         memory: Budget in bytes for the sweeps and for sampling.
         secant: Whether the reverse sweep takes secants, not tangents, over what dropout does, which is closer wherever
             the rate is not ½; k covectors more to send back through linear layers between dropout and an activation.
-            None: by `effort`; in `"balanced"` where `"auto"` predicts at most half a forward pass, and in small networks.
+            None: by `effort`; in `"balanced"` where `"auto"` predicts half a forward pass, or the network is small.
         pairs: Groups of draws (16, say) whose joint effects on one activation the reverse sweep adds; 0 for none, None
             by `effort`. Takes secants too, and means and variances behind an activation then know the third and fourth
             cumulants that dropout leaves before it. Worth most at rates near ½, for the price of two more forward

@@ -62,6 +62,7 @@ class Predictor(Propagator):
 
         Example:
             >>> import favour
+            >>> from torch import nn
             >>> model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3), nn.Softmax(-1))
             >>> belief = favour.compile(model, torch.randn(2, 4)).logits(torch.randn(5, 4))
             >>> bool((belief.mean < 0).any())
@@ -111,6 +112,7 @@ class Predictor(Propagator):
 
         Example:
             >>> import favour
+            >>> from torch import nn
             >>> model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Linear(8, 1))
             >>> predict, x, y = favour.compile(model, torch.zeros(2, 3)), torch.randn(50, 3), torch.randn(50, 1)
             >>> low, high = predict.with_noise(favour.fit_noise(predict(x), y)).interval(x, 0.9)
@@ -150,6 +152,7 @@ class Predictor(Propagator):
 
         Example:
             >>> import favour
+            >>> from torch import nn
             >>> model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3))
             >>> favour.compile(model, torch.randn(2, 4)).jsd(torch.randn(5, 4)).shape
             torch.Size([5])
@@ -172,6 +175,7 @@ class Predictor(Propagator):
 
         Example:
             >>> import favour
+            >>> from torch import nn
             >>> model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3))
             >>> favour.compile(model, torch.randn(2, 4)).draws(torch.randn(5, 4), n=960).shape
             torch.Size([960, 5, 3])
@@ -201,6 +205,7 @@ class Predictor(Propagator):
 
         Example:
             >>> import favour
+            >>> from torch import nn
             >>> model = nn.Sequential(nn.Dropout(0.2), nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
             >>> [o.exactness for o in favour.compile(model, torch.randn(4, 3)).explain().operations]
             ['exact', 'exact', 'moment-matched', 'exact']
@@ -242,6 +247,7 @@ class Predictor(Propagator):
 
         Example:
             >>> import favour
+            >>> from torch import nn
             >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
             >>> predict = favour.compile(model, torch.randn(4, 3))
             >>> loader = [(torch.randn(4, 3), torch.zeros(4)), (torch.randn(1, 3), torch.zeros(1))]
