@@ -24,10 +24,10 @@ def started():
         browser.close()
 
 
-def assert_page_fits(browser, path: Path, unfold: bool = True, schemes=SCHEMES) -> None:
+def assert_page_fits(browser, path: Path, unfold: bool = True) -> None:
     """A file, at the widths and in the schemes above: nothing beside the screen, no complaint, no request outside."""
     for width in WIDTHS:
-        for scheme in schemes:
+        for scheme in SCHEMES:
             page = browser.new_page(viewport={"width": width, "height": 850}, color_scheme=scheme)
             complaints, requests = [], []
             page.on("console", lambda message, told=complaints: told.append(message.text))

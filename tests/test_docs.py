@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 import torch
 import typer.main
-from browsing import assert_page_fits, started
+from browsing import SCHEMES, WIDTHS, assert_page_fits, started
 
 import favour
 import favour.cli
@@ -328,9 +328,16 @@ def test_site_fits_and_its_search_works_from_a_folder(site):
         )
         for path in sorted(site.rglob("*.html")):
             if path.name != "404.html":  # a server's page, with addresses from its root
-                page.goto(path.as_uri())
-                width, height = page.evaluate("[document.documentElement.scrollWidth, document.body.scrollHeight]")
-                assert width <= 390 and height < 40_000 and told == [], (path.name, width, height, told)
+                for screen in WIDTHS:
+                    page.set_viewport_size({"width": screen, "height": 850})
+                    page.goto(path.as_uri())
+                    for scheme in SCHEMES:
+                        page.emulate_media(color_scheme=scheme)
+                        width, height = page.evaluate(
+                            "[document.documentElement.scrollWidth, document.body.scrollHeight]"
+                        )
+                        assert width <= screen and told == [], (path.name, screen, scheme, width, told)
+                    assert height < 40_000, (path.name, height)
         page.set_viewport_size({"width": 1280, "height": 850})
         page.goto((site / "index.html").as_uri())
         page.click("input[name=query]")

@@ -276,7 +276,7 @@ def test_page_of_the_full_run_fits_and_is_short_while_folded(tmp_path):
         page.goto(path.as_uri())
         assert page.evaluate("document.documentElement.scrollHeight") < 12_000
         page.close()
-        assert_page_fits(browser, path, schemes=("light",))
+        assert_page_fits(browser, path)
 
 
 @pytest.mark.browser
