@@ -23,6 +23,7 @@ import fnmatch
 import json
 import math
 import os
+import re
 import site
 import subprocess
 import sys
@@ -42,6 +43,7 @@ HELD_OUT: list[str] = json.loads((HERE / "held_out.json").read_text())["models"]
 COVARIANCE, MEAN = 0.2, 0.3  # errors up to which a belief is right
 PARTS = ["beliefs", "files"]
 FORMS, PROMPT = ("pt2", "onnx"), 30  # files of `favour.export`, and the seconds one may take
+FOLDERS = re.compile(r"/\S*/(?:site-packages|python3\.\d+)/")  # where a package happens to be installed
 
 
 def environment(package: str) -> Path:
@@ -140,6 +142,7 @@ def main() -> None:
     def package(which: str) -> None:
         mine = [n for n in names if n.split("/")[0] == which]
         for name, found in rows_of(mine, pythons[which], arguments):
+            found = {k: FOLDERS.sub("", v) if isinstance(v, str) else v for k, v in found.items()}
             print(name, json.dumps({k: v if isinstance(v, (bool, list)) else str(v)[:160] for k, v in found.items()}),
                   flush=True)  # fmt: skip
             with writing:
