@@ -82,7 +82,7 @@ def test_it_prints_on_one_screen():
 
 def test_the_html_is_escaped(model):
     model.register_module("<b>", nn.Softplus())
-    page = compiled(model, torch.randn(4, 3).double()).explain()._repr_html_()
+    page = compiled(model, torch.randn(4, 3).double(), secant=False).explain()._repr_html_()
     assert page.count("<tr>") == page.count("</tr>") == 7
     assert "<b>" not in page
     assert "&lt;b&gt;" in page
