@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch._dynamo
 from hypothesis import HealthCheck, settings
 
 import favour
@@ -14,6 +15,9 @@ settings.register_profile(
 settings.load_profile("favour")
 
 torch.set_num_threads(1)  # the tensors are small, and the workers share the cores
+
+# All predictors share the code of one class, and a process compiles those of many tests: which, is chance.
+torch._dynamo.config.recompile_limit = 64
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
