@@ -53,7 +53,7 @@ def _root(
         typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Error bars for trained networks, without sampling."""
+    """How far a trained network's predictions scatter: computed, not sampled."""
 
 
 def build() -> typer.Typer:

@@ -30,7 +30,7 @@ from favour.inspect.agreement import OUTPUTS, Tally
 from favour.inspect.live import live_difference
 from favour.pages.notebook import card
 from favour.program.propagator import Propagator
-from favour.program.refine import controlled, slices
+from favour.program.refine import chosen, controlled, slices
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -250,13 +250,7 @@ def _leaves(result: Any) -> list[Any]:
 
 
 def _chosen(leaves: list[Any], output: int | None) -> int:
-    beliefs = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Belief)]
-    if output is None and len(beliefs) != 1:
-        raise InvalidValue(f"the model has {len(beliefs)} outputs; choose one with `output`, out of {beliefs}.")
-    place = beliefs[0] if output is None else output
-    if place not in beliefs:
-        raise InvalidValue(f"`output` is {output}; the model's outputs with a belief are {beliefs}.")
-    return place
+    return chosen([i for i, leaf in enumerate(leaves) if isinstance(leaf, Belief)], output)
 
 
 def _judged(

@@ -103,11 +103,16 @@ def output_of(program: Program, output: int | None) -> int:
     """Which output has a belief to be corrected."""
     shapes = {i: o for i, o in enumerate(program.graph.outputs) if getattr(o, "shape", None) is not None}
     real = [i for i, o in shapes.items() if o.dtype is not None and o.dtype.is_floating_point]
-    if output is None and len(real) != 1:
-        raise InvalidValue(f"the model has {len(real)} outputs; choose one with `output`, out of {real}.")
-    place = real[0] if output is None else output
-    if place not in real:
-        raise InvalidValue(f"`output` is {output}; the model's outputs with a belief are {real}.")
+    return chosen(real, output)
+
+
+def chosen(places: list[int], output: int | None) -> int:
+    """The output that was named, or the only one there is, of those with a belief."""
+    if output is None and len(places) != 1:
+        raise InvalidValue(f"the model has {len(places)} outputs; choose one with `output`, out of {places}.")
+    place = places[0] if output is None else output
+    if place not in places:
+        raise InvalidValue(f"`output` is {output}; the model's outputs with a belief are {places}.")
     return place
 
 
