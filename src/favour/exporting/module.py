@@ -148,7 +148,7 @@ def base_of(predict: Predictor | Calibrated) -> Predictor:
 
 def known(predict: Predictor, tensors: Sequence[Tensor]) -> dict[str, Any]:
     """Inputs, parameters and constants by the names of their nodes."""
-    return graph_values(predict.graph, predict.store, leaves(predict, tensors), predict.program.given)[0]
+    return graph_values(predict.graph, predict.store, leaves(predict, tensors), predict.program.explicit)[0]
 
 
 def _is_belief(t: Any) -> bool:

@@ -157,11 +157,11 @@ def claim_layers(model: nn.Module, decisions: Decisions, replaced: Replaced) -> 
     claimed: list[tuple[nn.Module, Tensor, float]] = []
 
     def before(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        if module is model and given and given[0].ndim:
-            decisions.batch = given[0].shape[0]
-        if decisions.unclaimed is not None and given:
-            claimed.append((module, given[0], decisions.unclaimed))
+        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        if module is model and tensors and tensors[0].ndim:
+            decisions.batch = tensors[0].shape[0]
+        if decisions.unclaimed is not None and tensors:
+            claimed.append((module, tensors[0], decisions.unclaimed))
             decisions.unclaimed = None
 
     def after(module: nn.Module, args: tuple, result: Any) -> Any:
@@ -195,17 +195,17 @@ def check_skips(make: Callable[[], nn.Module], args: tuple, kwargs: dict[str, An
         make: A new private copy of the model, flags set for capture.
         args, kwargs: What to call it with.
     """
-    found = []
+    outputs = []
     for other in (True, False):
         decisions, model = Decisions(other=other, silent=True), make()
         if not other:
             claim_layers(model, decisions, lambda h, y, rate, batch: h)
         with torch.no_grad(), torch.random.fork_rng(devices=[]), deciding(decisions):
             torch.manual_seed(0)
-            found.append([t for t in pytree.tree_leaves(model(*args, **kwargs)) if isinstance(t, Tensor)])
+            outputs.append([t for t in pytree.tree_leaves(model(*args, **kwargs)) if isinstance(t, Tensor)])
         rate = max(decisions.rates, default=0.0)
-    same = len(found[0]) == len(found[1]) and all(
-        a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(*found, strict=True)
+    same = len(outputs[0]) == len(outputs[1]) and all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(*outputs, strict=True)
     )
     if not same:
         raise UnsupportedOperation(_refusal(None, rate, "more depends on the draw than whether the next layer runs"))

@@ -57,12 +57,12 @@ def free_sizes(dynamic: Any, names: Sequence[str], leaves: Sequence[Any]) -> lis
     if dynamic is None or dynamic is False:
         return [{} for _ in leaves]
     if not isinstance(dynamic, Mapping):
-        found = [_spread(dynamic, name, shape, strict=False) for name, shape in zip(names, shapes, strict=True)]
-        if dynamic is not True and not any(found):
+        sizes = [_spread(dynamic, name, shape, strict=False) for name, shape in zip(names, shapes, strict=True)]
+        if dynamic is not True and not any(sizes):
             raise InvalidValue(
                 f"`dynamic` is {dynamic!r}, but no input has such a dimension; there are {_list(names, shapes)}."
             )
-        return found
+        return sizes
     result: list[dict[int, Any]] = [{} for _ in leaves]
     for key, dimensions in dynamic.items():
         hits = [i for i, n in enumerate(names) if shapes[i] is not None and (n == key or n.startswith(f"{key}."))]

@@ -24,9 +24,9 @@ def split_example(example: Any) -> tuple[tuple, dict[str, Any]]:
         return (), {name: as_tensors(value) for name, value in example.items()}
     if isinstance(example, tuple):
         return tuple(map(as_tensors, example)), {}
-    found = as_tensors(example)
-    if isinstance(found, Tensor):
-        return (found,), {}
+    argument = as_tensors(example)
+    if isinstance(argument, Tensor):
+        return (argument,), {}
     raise InvalidType(
         f"`example` is a {type(example).__name__}; give a tensor, a tuple of positional arguments "
         "or a dict of keyword arguments."

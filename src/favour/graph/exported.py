@@ -33,9 +33,9 @@ def _module_path(meta: Mapping[str, Any]) -> str:
 
 
 def _source_line(meta: Mapping[str, Any]) -> str:
-    found = re.findall(r'File "([^"]+)", line (\d+)', meta.get("stack_trace") or "")
-    own = [(f, line) for f, line in found if is_users(f)]
-    return f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', meta.get("stack_trace") or "")
+    user_frames = [(f, line) for f, line in frames if is_users(f)]
+    return f"{os.path.basename(user_frames[-1][0])}:{user_frames[-1][1]}" if user_frames else ""
 
 
 def _storages(value: Argument) -> set[int]:
@@ -150,16 +150,16 @@ class _Reading:
                 f"an autocast block {where} computes in lower precision inside the model. Leave it out while "
                 'predicting (`enabled=False`), and ask for `precision="bf16"` of the sweeps instead.'
             )
-        given = args[args.index(block) + 1 :]
+        operands = args[args.index(block) + 1 :]
         holders = [n for n in block.graph.nodes if n.op == "placeholder"]
-        return self.read(block, dict(zip(holders, given, strict=True)))
+        return self.read(block, dict(zip(holders, operands, strict=True)))
 
 
 def _computes_in_low_precision(block: Any) -> bool:
     low = (torch.bfloat16, torch.float16)
     vals = [n.meta.get("val") for n in block.graph.nodes]
-    given = [n.meta.get("val") for n in block.graph.nodes if n.op == "placeholder"]
-    has = [any(isinstance(t, Tensor) and t.dtype in low for t in pytree.tree_leaves(v)) for v in (vals, given)]
+    inputs = [n.meta.get("val") for n in block.graph.nodes if n.op == "placeholder"]
+    has = [any(isinstance(t, Tensor) and t.dtype in low for t in pytree.tree_leaves(v)) for v in (vals, inputs)]
     return has[0] and not has[1]
 
 

@@ -146,10 +146,10 @@ def decode(value: Argument, nodes: dict[str, Node], tensors: dict[str, Tensor]) 
     if kind == "tensor":
         return tensors[content]
     if kind == "torch":
-        found = getattr(torch, content, None)
-        if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
+        constant = getattr(torch, content, None)
+        if not isinstance(constant, (torch.dtype, torch.layout, torch.memory_format)):
             raise CorruptFile(f"the file names `torch.{content}`, which is no dtype, layout or memory format.")
-        return found
+        return constant
     if kind == "device":
         return torch.device(content)  # which ones may be is decided where the graph is rehearsed
     if kind == "tuple":

@@ -204,9 +204,9 @@ def draws_numbers(node: Node) -> bool:
     tags = getattr(node.target, "tags", ())
     if node.kind != "call" or node.draw is not None or torch.Tag.nondeterministic_seeded not in tags:
         return False
-    given = {a.name: a.default_value for a in node.target._schema.arguments if a.has_default_value()}
-    given |= {a.name: value for a, value in zip(node.target._schema.arguments, node.args, strict=False)}
-    given |= node.kwargs
-    silent = [given.get(name) == 0 for name in ("dropout", "dropout_p") if name in given]
-    silent += [given[name] is False for name in ("train", "training") if name in given]
+    args = {a.name: a.default_value for a in node.target._schema.arguments if a.has_default_value()}
+    args |= {a.name: value for a, value in zip(node.target._schema.arguments, node.args, strict=False)}
+    args |= node.kwargs
+    silent = [args.get(name) == 0 for name in ("dropout", "dropout_p") if name in args]
+    silent += [args[name] is False for name in ("train", "training") if name in args]
     return not any(silent)

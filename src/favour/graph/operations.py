@@ -126,15 +126,15 @@ def operation(name: str) -> Any:
     namespace, _, rest = name.partition(".")
     if namespace == "python" and rest in SIZE_OPERATORS:
         return SIZE_OPERATORS[rest]
-    found = _overload(namespace, _FILLED.get(rest, rest) if namespace == "aten" else rest)
-    if not isinstance(found, torch._ops.OpOverload):
+    overload = _overload(namespace, _FILLED.get(rest, rest) if namespace == "aten" else rest)
+    if not isinstance(overload, torch._ops.OpOverload):
         raise CorruptFile(f"the file uses an operation `{name[:80]}` that this version of torch does not have.")
-    if not _admitted(found):
+    if not _admitted(overload):
         raise CorruptFile(
             f"the file uses an operation `{name[:80]}`, which has no rule and is none of those that files may name; "
             "if you trust it, register a rule for it before loading."
         )
-    return found
+    return overload
 
 
 def _overload(namespace: str, name: str) -> Any:

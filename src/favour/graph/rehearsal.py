@@ -149,7 +149,7 @@ class _Rehearsal:
 
     def _shape(self, node: Node) -> tuple[int, ...] | None:
         """The shape that the file gives a node, or None where its symbols follow from no input."""
-        found = []
+        sizes = []
         for written in node.shape or ():
             try:
                 size = size_of(written, self.sizes)
@@ -161,8 +161,8 @@ class _Rehearsal:
                 return None
             if type(size) is not int or not 0 <= size < 2**63:
                 raise CorruptFile(f"`{node.name}` has the shape {str(node.shape)[:80]}")
-            found.append(size)
-        return tuple(found)
+            sizes.append(size)
+        return tuple(sizes)
 
     def _compare(self, node: Node, value: Argument) -> None:
         if (node.shape is not None) != isinstance(value, Tensor):
@@ -195,8 +195,8 @@ def made_on_meta(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Map
     """Keyword arguments by which an operation that makes a tensor of nothing but sizes makes it without memory too."""
     if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves((args, dict(kwargs)))):
         return dict(kwargs)
-    given = {a.name: value for a, value in zip(target._schema.arguments, args, strict=False)} | dict(kwargs)
-    places = any(a.name == "device" and given.get("device") is None for a in target._schema.arguments)
+    by_name = {a.name: value for a, value in zip(target._schema.arguments, args, strict=False)} | dict(kwargs)
+    places = any(a.name == "device" and by_name.get("device") is None for a in target._schema.arguments)
     return {**kwargs, "device": META} if places else dict(kwargs)
 
 
@@ -209,17 +209,17 @@ def check_arguments(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: 
     A dtype, layout or order of memory given as a number is taken as it is, whatever it is; and truncating division of
     the least whole number by −1 is a fault of the processor.
     """
-    given = {a.name: value for a, value in zip(target._schema.arguments, args, strict=False)} | dict(kwargs)
+    by_name = {a.name: value for a, value in zip(target._schema.arguments, args, strict=False)} | dict(kwargs)
     for argument in target._schema.arguments:
         kind = next((t for name, t in _ENUMERATIONS.items() if name in str(argument.real_type)), None)
-        value = given.get(argument.name)
+        value = by_name.get(argument.name)
         if kind is not None and value is not None and not isinstance(value, kind):
             raise CorruptFile(
                 f"`{target}` is given {str(value)[:40]} for its {argument.name}, which is no {kind.__name__}"
             )
-    if given.get("rounding_mode") == "trunc":
+    if by_name.get("rounding_mode") == "trunc":
         safe = len(args) == 2 and isinstance(args[1], (int, float)) and args[1] > 0
-        if not safe and not any(isinstance(a, Tensor) and a.is_floating_point() for a in given.values()):
+        if not safe and not any(isinstance(a, Tensor) and a.is_floating_point() for a in by_name.values()):
             raise CorruptFile(f"`{target}` divides whole numbers by a tensor and truncates")
 
 

@@ -21,13 +21,13 @@ def quiet(model: nn.Module) -> None:
 
 def warn_of_functions(model: nn.Module, graph: Graph) -> None:
     """Tell of calls of `functional.dropout` in a marked model, which no attribute of a module gave away."""
-    told = getattr(model, MARK, None)
-    if told is None:
+    modules = getattr(model, MARK, None)
+    if modules is None:
         return
-    found = [n for n in graph.nodes if n.draw is not None and not n.live and n.rate != 0]
-    places = list(dict.fromkeys(n.place for n in found if n.module not in told))
+    calls = [n for n in graph.nodes if n.draw is not None and not n.live and n.rate != 0]
+    places = list(dict.fromkeys(n.place for n in calls if n.module not in modules))
     if places:
-        setattr(model, MARK, (*told, *(n.module for n in found)))
+        setattr(model, MARK, (*modules, *(n.module for n in calls)))
         warnings.warn(
             f"silenced: dropout at {', '.join(places[:4])}. The model comes from an adapter, whose library predicts "
             "with dropout switched off; pass `keep_dropout=True` to the adapter to count it on top of the posterior.",

@@ -118,7 +118,7 @@ class Taking:
 
     def tensors(self, rows: int) -> tuple[list[Any], dict[str, Tensor]]:
         """That many inputs, all different, and the model's tensors by name."""
-        leaves = [different(leaf) if self.has_batch(given) else leaf for leaf, given in self._pairs(rows)]
+        leaves = [different(leaf) if self.has_batch(original) else leaf for leaf, original in self._pairs(rows)]
         named = self.model.named_parameters(remove_duplicate=False), self.model.named_buffers(remove_duplicate=False)
         return leaves, {name: t for group in named for name, t in group}
 
@@ -172,10 +172,10 @@ class Taking:
         free = free_sizes(self.dynamic, names, leaves)
         symbolic = rows is not None and rows > 1
         shapes: list[dict[int, Any] | None] = [
-            ({0: torch.export.Dim.DYNAMIC} if symbolic and self.has_batch(given) else {}) | extra
+            ({0: torch.export.Dim.DYNAMIC} if symbolic and self.has_batch(original) else {}) | extra
             if isinstance(leaf, Tensor)
             else None
-            for leaf, given, extra in zip(leaves, self.leaves, free, strict=True)
+            for leaf, original, extra in zip(leaves, self.leaves, free, strict=True)
         ]
         arg_shapes, kwarg_shapes = pytree.tree_unflatten(shapes, self.in_spec)
         named = signature.bind(*arg_shapes, **kwarg_shapes).arguments

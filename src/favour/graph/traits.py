@@ -87,8 +87,8 @@ class Draw:
     def check_shape(self, p: Argument, shape: tuple[int, ...], where: str) -> None:
         """Raise unless p has one entry for each draw."""
         space = len(shape) - 2
-        told = p.shape[max(p.ndim - space, 0) :] if self.channels and isinstance(p, Tensor) and p.ndim else ()
-        if any(size != 1 for size in told):
+        sizes = p.shape[max(p.ndim - space, 0) :] if self.channels and isinstance(p, Tensor) and p.ndim else ()
+        if any(size != 1 for size in sizes):
             raise ShapeMismatch(
                 f"the dropout at {where} drops whole channels of a {tuple(shape)} tensor, so its rates need the shape "
                 f"{(shape[1], *[1] * space)}, not {tuple(p.shape)}: one for each channel."
@@ -189,8 +189,8 @@ class Traits:
 
     def merged(self, other: Traits) -> Traits:
         """These and the other's."""
-        told = {f.name: getattr(other, f.name) for f in fields(other) if getattr(other, f.name) != f.default}
-        return replace(self, **told)
+        changes = {f.name: getattr(other, f.name) for f in fields(other) if getattr(other, f.name) != f.default}
+        return replace(self, **changes)
 
 
 NONE = Traits()

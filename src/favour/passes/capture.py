@@ -69,10 +69,10 @@ def _of_batches(taking: Taking) -> Graph:
     if not isinstance(symbol, str) or not displaced:
         return graph
     single, made = of_one_input(graph, symbol)
-    own = [made[n] for n in graph.inputs if n is not None and n.shape and n.shape[0] == symbol]
+    batch_inputs = [made[n] for n in graph.inputs if n is not None and n.shape and n.shape[0] == symbol]
     uncertain = any(node in depends_on_draws(graph) for node in displaced)
     try:
-        mapped = lift(single, own, symbol, batched=True)
+        mapped = lift(single, batch_inputs, symbol, batched=True)
     except UnsupportedOperation:
         if uncertain:
             raise
@@ -105,7 +105,9 @@ def _of_one_input(taking: Taking, error: FavourError) -> Graph | None:
         graph = _normalised(*taking.export(1))
     except FavourError:
         return None
-    own = [n for n, leaf in zip(graph.inputs, taking.leaves, strict=True) if n is not None and taking.has_batch(leaf)]
+    batch_inputs = [
+        n for n, leaf in zip(graph.inputs, taking.leaves, strict=True) if n is not None and taking.has_batch(leaf)
+    ]
     clone = copied_structure(taking.model)
     for module in clone.modules():
         if hasattr(module, "favour_posterior"):
@@ -113,7 +115,7 @@ def _of_one_input(taking: Taking, error: FavourError) -> Graph | None:
     args, kwargs = pytree.tree_unflatten(taking.tensors(2)[0], taking.in_spec)
     if mixes_inputs(clone, args, kwargs):
         raise error if isinstance(error, UnsupportedOperation) else UnsupportedOperation(_MIXED.format(""))
-    return lift(graph, own, _unused(graph), batched=True)
+    return lift(graph, batch_inputs, _unused(graph), batched=True)
 
 
 def _of_one_event(taking: Taking) -> Graph:
@@ -122,8 +124,8 @@ def _of_one_event(taking: Taking) -> Graph:
     tensors = [n for n in graph.inputs if n is not None and n.shape is not None]
     # Whole numbers say how the event is made up (edges, indices), and are shared by all events; where there is nothing
     # else, they are the event.
-    own = [n for n in tensors if n.dtype is not None and n.dtype.is_floating_point] or tensors[:1]
-    return lift(graph, own, _unused(graph), batched=False)
+    event_inputs = [n for n in tensors if n.dtype is not None and n.dtype.is_floating_point] or tensors[:1]
+    return lift(graph, event_inputs, _unused(graph), batched=False)
 
 
 def _unused(graph: Graph) -> str:

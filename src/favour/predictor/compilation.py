@@ -130,8 +130,8 @@ def compile(
         pairs=pairs,
         task=task,
     )
-    given = Posterior.wrap(posterior)
-    if given.linearised and isinstance(asked, Auto) and not asked.asked():
+    weight_posterior = Posterior.wrap(posterior)
+    if weight_posterior.linearised and isinstance(asked, Auto) and not asked.asked():
         asked = Linearised()
     numerics = Numerics(activation, precision, seed, memory)
     numerics.validate()
@@ -143,8 +143,8 @@ def compile(
         if at is not None:
             graph = truncate(graph, at)
         tensors = named_tensors(model)
-        given.validate(tensors)
-        predictor = Predictor(Program(graph, asked, matched(given, tensors), model, numerics))
+        weight_posterior.validate(tensors)
+        predictor = Predictor(Program(graph, asked, matched(weight_posterior, tensors), model, numerics))
         progress.stage("first pass")
         small = rehearse(predictor, example)
         predictor.program.origin = Origin.of(model, small, dynamic, dropout, at, batched)
@@ -181,8 +181,8 @@ def rehearse(predict: Predictor, example: Any) -> Any:
     """Run once on a small example, and return it: plans, caches and starts are made, what cannot work fails now."""
     args, kwargs = split_example(example)
     batch = next(t.shape[0] for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.ndim)
-    given, (output, *_) = getattr(predict.asked, "directions", None), predict.graph.outputs
-    by_input = isinstance(given, Tensor) and isinstance(output, Node) and given.ndim > len(output.shape or ())
+    directions, (output, *_) = getattr(predict.asked, "directions", None), predict.graph.outputs
+    by_input = isinstance(directions, Tensor) and isinstance(output, Node) and directions.ndim > len(output.shape or ())
     rows = batch if by_input else 2  # directions (k, batch, *event) go with the whole example
     if predict.graph.batched:
         args, kwargs = pytree.tree_map(

@@ -84,7 +84,9 @@ def sample(
     if not isinstance(model, nn.Module):
         raise InvalidType(f"`model` is a {type(model).__name__}; favour.sample takes a torch.nn.Module.")
     args, kwargs = split_example(x)
-    given = Posterior.wrap(posterior)
-    given.validate(named_tensors(model))
+    weight_posterior = Posterior.wrap(posterior)
+    weight_posterior.validate(named_tensors(model))
     graph = configure(_capture_once(model, x, *pytree.tree_flatten((args, kwargs))), dropout)
-    return Predictor(Program(graph, Auto(), given, model, numerics)).sample(*args, n=n, generator=generator, **kwargs)
+    return Predictor(Program(graph, Auto(), weight_posterior, model, numerics)).sample(
+        *args, n=n, generator=generator, **kwargs
+    )

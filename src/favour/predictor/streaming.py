@@ -169,15 +169,15 @@ def arguments(predict: Propagator, batch: Any) -> tuple[tuple[Any, ...], dict[st
             return (), {names[0]: batch}
         raise InvalidType(f"the batch is one tensor, and the model takes {_described(needed, names)}; give `inputs`.")
     if isinstance(batch, Mapping):
-        own = [getattr(n, "name", None) for n in predict.graph.inputs[:needed]] if needed == _flat(args) else []
-        missing = [n for n in (*own, *names) if n not in batch]
-        if missing or len(own) != needed:
+        input_names = [getattr(n, "name", None) for n in predict.graph.inputs[:needed]] if needed == _flat(args) else []
+        missing = [n for n in (*input_names, *names) if n not in batch]
+        if missing or len(input_names) != needed:
             raise InvalidType(
                 f"the batch has the entries {', '.join(map(repr, batch))}, and the model takes "
-                f"{_described(needed, [n for n in (*own, *names) if n])}; give `inputs`, a function that takes the "
-                "model's arguments from a batch."
+                f"{_described(needed, [n for n in (*input_names, *names) if n])}; give `inputs`, a function that "
+                "takes the model's arguments from a batch."
             )
-        return tuple(batch[n] for n in own), {n: batch[n] for n in names}
+        return tuple(batch[n] for n in input_names), {n: batch[n] for n in names}
     if isinstance(batch, tuple | list):
         if names or len(batch) < needed:
             raise InvalidType(
@@ -296,20 +296,20 @@ class _Feed:
     def peek(self) -> _Item | None:
         """The next batch if it is there, its copy to the device started."""
         try:
-            found = self.waiting.get_nowait()
+            item = self.waiting.get_nowait()
         except queue.Empty:
             return None
-        if isinstance(found, _Item):
-            return self._sent(found)
-        self.waiting.put(found)  # the end, or an error: for `next`; nothing comes behind it
+        if isinstance(item, _Item):
+            return self._sent(item)
+        self.waiting.put(item)  # the end, or an error: for `next`; nothing comes behind it
         return None
 
     def next(self) -> _Item | None:
         """The next batch, waited for; None at the end."""
-        found = self.waiting.get()
-        if isinstance(found, BaseException):
-            raise found
-        return None if found is None else self._sent(found)
+        item = self.waiting.get()
+        if isinstance(item, BaseException):
+            raise item
+        return None if item is None else self._sent(item)
 
     def _sent(self, item: _Item) -> _Item:
         with _named(item.number):

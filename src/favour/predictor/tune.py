@@ -106,8 +106,8 @@ class Tuning:
         for row in self.rows:
             ran = row.error == row.error
             figures = (f"{row.mean_error:.3f}", f"{row.covariance_error:.3f}") if ran else ("–", "–")
-            told = f"{row.error:.3f} ({row.least:.3f}–{row.most:.3f})" if ran else "–"
-            table.append((repr(row.method), f"{row.forwards:.1f}", *figures, told, row.verdict))
+            error = f"{row.error:.3f} ({row.least:.3f}–{row.most:.3f})" if ran else "–"
+            table.append((repr(row.method), f"{row.forwards:.1f}", *figures, error, row.verdict))
         widths = [max(len(line[i]) for line in table) for i in range(5)]
         lines = [
             "  ".join([line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in range(1, 5)), line[5]]).rstrip()
@@ -202,14 +202,14 @@ def tune(
     taken = min(alike, key=lambda i: rows[i].forwards)
     for i in scores:
         rows[i] = replace(rows[i], verdict="chosen" if i == taken else "as good" if i in alike else "worse")
-    found = rows[taken]
-    twin = program.clone(method=found.method)
+    winner = rows[taken]
+    twin = program.clone(method=winner.method)
     twin.origin = program.origin
     predict = Predictor(twin)
     predict.prepare()
     rows.sort(key=lambda row: row.forwards)
     predict.tuned = Tuning(tuple(rows), truth.n, len(truth.mean), truth.share)
-    predict.checked = truth.check(found)
+    predict.checked = truth.check(winner)
     warn_of(predict, predict.checked, stacklevel=3)
     return predict
 
@@ -226,8 +226,8 @@ def _some(program: Program, x: Any) -> list[Any]:
     return [leaf[at.to(leaf.device)] if b else leaf for leaf, b in zip(leaves, program.batched(), strict=True)]
 
 
-def _unfit(method: Method, program: Program, forwards: float, given: Any) -> str:
-    if given is None and forwards > DEAREST:
+def _unfit(method: Method, program: Program, forwards: float, candidates: Any) -> str:
+    if candidates is None and forwards > DEAREST:
         return f"not run: more than {DEAREST:.0f} forward passes"
     try:
         method.validate(program.numerics)
@@ -265,10 +265,10 @@ class _Truth:
             if outputs > MOST_OUTPUTS:
                 f = program.sample(leaves, count, generator)[place].flatten(2)[..., self.entries].double()
                 return f, torch.zeros_like(f), f.new_zeros(*f.shape[1:], f.shape[-1])
-            found = controlled(program, leaves, count, generator, place)
-            f = found.draws.flatten(2) if found.draws.ndim > 2 else found.draws.unsqueeze(2)
+            samples = controlled(program, leaves, count, generator, place)
+            f = samples.draws.flatten(2) if samples.draws.ndim > 2 else samples.draws.unsqueeze(2)
             at = self.entries
-            return f[..., at].double(), found.line[..., at].double(), found.known[:, at][:, :, at].double()
+            return f[..., at].double(), samples.line[..., at].double(), samples.known[:, at][:, :, at].double()
 
         begin = time.perf_counter()
         f, line, known = drawn(GROUPS)

@@ -62,8 +62,8 @@ def _fitted(graph: Graph, node: Node | None, leaf: Any) -> Any:
     """A leaf as the graph has it: one event alone gets the axis of a batch in front."""
     if graph.batched or node is None or node.shape is None or not isinstance(leaf, Tensor):
         return leaf
-    own = len(node.shape) > 0 and isinstance(node.shape[0], str) and leaf.ndim == len(node.shape) - 1
-    return leaf.unsqueeze(0) if own else leaf
+    unbatched = len(node.shape) > 0 and isinstance(node.shape[0], str) and leaf.ndim == len(node.shape) - 1
+    return leaf.unsqueeze(0) if unbatched else leaf
 
 
 def _mismatch(graph: Graph, args: tuple, kwargs: Mapping[str, Any]) -> str:
@@ -71,17 +71,17 @@ def _mismatch(graph: Graph, args: tuple, kwargs: Mapping[str, Any]) -> str:
     named = {id(n): n for n in graph.inputs}
     example = pytree.tree_unflatten(list(zip(graph.inputs, graph.fixed, strict=True)), graph.in_spec)
     wanted = _paths(example, lambda t: isinstance(t, tuple) and len(t) == 2 and (t[0] is None or id(t[0]) in named))
-    given = _paths((args, kwargs), lambda t: isinstance(t, Belief))
+    passed = _paths((args, kwargs), lambda t: isinstance(t, Belief))
     lines = []
-    for path in dict.fromkeys((*wanted, *given)):
-        if path in wanted and path in given:
+    for path in dict.fromkeys((*wanted, *passed)):
+        if path in wanted and path in passed:
             continue
         if path in wanted:
             lines.append(f"{_name(path)} is missing; in the example it was {_described(*wanted[path])}")
         elif not any(w[: len(path)] == path or path[: len(w)] == w for w in wanted):
-            lines.append(f"{_name(path)} was not in the example; it is {_kind(given[path])}")
+            lines.append(f"{_name(path)} was not in the example; it is {_kind(passed[path])}")
         else:
-            lines.append(f"{_name(path)} is {_kind(given[path])}, where the example had something else")
+            lines.append(f"{_name(path)} is {_kind(passed[path])}, where the example had something else")
     shown = "".join(f"\n  - {line}" for line in lines[:_SHOWN])
     more = f"\n  and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
     if not lines:
@@ -93,8 +93,8 @@ def _mismatch(graph: Graph, args: tuple, kwargs: Mapping[str, Any]) -> str:
 
 
 def _paths(structure: Any, leaf: Any) -> dict[tuple[str, ...], Any]:
-    found = pytree.tree_flatten_with_path(structure, is_leaf=leaf)[0]
-    return {tuple(key_name(k) for k in path): value for path, value in found}
+    leaves = pytree.tree_flatten_with_path(structure, is_leaf=leaf)[0]
+    return {tuple(key_name(k) for k in path): value for path, value in leaves}
 
 
 def _name(path: tuple[str, ...]) -> str:

@@ -49,20 +49,22 @@ class Link:
         self._bayesian = [(path, m) for path, m in model.named_modules() if hasattr(m, "favour_posterior")]
         self._spreads: dict[str, tuple[nn.Module, str]] = {}  # of what only posteriors are made of
         for path, module in self._bayesian:
-            own = {f"{path}.{name}" if path else name: name for name, _ in module.named_parameters(recurse=False)}
-            self._spreads |= {name: (module, local) for name, local in own.items() if name not in self._owners}
+            parameters = {
+                f"{path}.{name}" if path else name: name for name, _ in module.named_parameters(recurse=False)
+            }
+            self._spreads |= {name: (module, local) for name, local in parameters.items() if name not in self._owners}
         for name, (owner, attribute) in self._owners.items():
             store.put(name, getattr(owner, attribute))
         for name, tensor in graph.constants.items():
             store.put(f"constant.{name}", tensor)
 
-    def posterior(self, given: Posterior, graph: Graph) -> Posterior:
-        """The one given, and what the model's own Bayesian layers say now, by the graph's names."""
-        if not self._bayesian and given.is_empty:
-            return given
-        own = Posterior.from_modules(self._bayesian)
+    def posterior(self, explicit: Posterior, graph: Graph) -> Posterior:
+        """The explicit one, and what the model's own Bayesian layers say now, by the graph's names."""
+        if not self._bayesian and explicit.is_empty:
+            return explicit
+        layers = Posterior.from_modules(self._bayesian)
         names = {str(n.target) for n in graph.nodes if n.kind == "parameter"}
-        return renamed(own.merge(given) if not own.is_empty else given, graph.aliases, names)
+        return renamed(layers.merge(explicit) if not layers.is_empty else explicit, graph.aliases, names)
 
     def follow(self, store: Store) -> dict[str, Tensor]:
         """Put tensors into the store that took the place of others, and return all by name."""

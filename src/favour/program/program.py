@@ -78,7 +78,7 @@ class Program:
         numerics: Numerics | None = None,
         store: Store | None = None,
     ) -> None:
-        self.graph, self.asked, self.given = graph, asked, posterior
+        self.graph, self.asked, self.explicit = graph, asked, posterior
         self.numerics = numerics or Numerics()
         self.store = Store() if store is None else store
         self.link = None if model is None else Link(model, graph, self.store)
@@ -106,7 +106,7 @@ class Program:
             check_inputs(self.graph, leaves)
             tables = self.once("lookups", lambda: find_lookups(self.graph))
             if tables and not any(isinstance(leaf, Belief) for leaf in leaves):
-                check_lookups(tables, graph_values(self.graph, self.store, leaves, self.given)[0])
+                check_lookups(tables, graph_values(self.graph, self.store, leaves, self.explicit)[0])
         return leaves
 
     def leaves(self, args: tuple, kwargs: Mapping[str, Any]) -> list[Any]:
@@ -251,7 +251,7 @@ class Program:
 
     def posterior(self) -> Posterior:
         """The posterior in force: the one given, and what the model's own Bayesian layers say now."""
-        return self.given if self.link is None else self.link.posterior(self.given, self.graph)
+        return self.explicit if self.link is None else self.link.posterior(self.explicit, self.graph)
 
     def follow(self) -> None:
         """Take over what changed in the model since the last call, in eager code; see `Predictor.follow`."""
@@ -272,7 +272,7 @@ class Program:
         origin = self.origin
         if origin is not None:
             graph = origin.graph()
-            self.given.validate(named_tensors(origin.model))
+            self.explicit.validate(named_tensors(origin.model))
             origin.structure = Structure(origin.model)
             if not same_graph(graph, self.graph):
                 self.graph = graph
@@ -322,14 +322,14 @@ class Program:
         numerics = self.numerics if numerics is None else numerics
         graph, method = self.graph if outputs is None else outputs, self.asked if method is None else method
         if device is None:
-            twin = Program(graph, method, self.given, None, numerics, self.store)
+            twin = Program(graph, method, self.explicit, None, numerics, self.store)
             twin.link, twin._cache, twin.starts, twin.sizes = self.link, self._cache, self.starts, self.sizes
             return twin
         self.follow()
         twin = Program(graph, method, self.posterior(), None, numerics)
         for name, tensor in self.store.named_tensors():
             twin.store.put(name, _moved(tensor, device))
-        twin.given = _like(twin.given, twin.store)
+        twin.explicit = _like(twin.explicit, twin.store)
         twin.starts, twin.sizes = {k: t.detach().to(device) for k, t in self.starts.items()}, dict(self.sizes)
         return twin
 
@@ -348,13 +348,13 @@ class Program:
                 dtypes[tensor.dtype] = probe.dtype
         if not dtypes and not moved:
             return False
-        self.given = self.posterior()
+        self.explicit = self.posterior()
         self.link = self.origin = None
         for name, tensor in list(self.store.named_tensors()):
             copy = tensor.detach().clone()
             self.store.put(name, nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy)
         self.store.move(function)
-        self.given = _like(self.given, self.store)
+        self.explicit = _like(self.explicit, self.store)
         if dtypes:
             self.graph = converted(self.graph, dtypes)
         self.starts = {k: function(v) for k, v in self.starts.items()}

@@ -66,13 +66,13 @@ def refine(
                 f"`refine` follows the covariance of all outputs of an input, {size} here and at most {MOST_OUTPUTS}. "
                 "Refine a model that returns fewer (the pixels or averages that matter), or take `predict.sample`."
             )
-        found = []
+        estimates = []
         for part in slices(program, leaves, n, place):
             bound, method = program.bind(part)
             analytic = method.run(bound)[place]
             seen = controlled(program, part, n, generator, place)
-            found.append(refined(seen.draws, seen.line, seen.known, analytic, combine, seen.missing))
-    return together(found)
+            estimates.append(refined(seen.draws, seen.line, seen.known, analytic, combine, seen.missing))
+    return together(estimates)
 
 
 def controlled(
@@ -129,13 +129,13 @@ def slices(program: Program, leaves: list[Any], n: int, place: int) -> list[list
     widest = max(uncertain_sizes(program.plan()[0]))
     rows = max(1, min(_HELD // (n * size), _COVECTORS // (size * widest)))
     batched = program.batched()
-    found = []
+    pieces = []
     for part in program.slices(leaves, program.posterior()):
         size = program.rows(part) or 1
         for i in range(0, size, rows):
             cut = slice(i, i + rows)
-            found.append([leaf[cut] if b and size > rows else leaf for leaf, b in zip(part, batched, strict=True)])
-    return found
+            pieces.append([leaf[cut] if b and size > rows else leaf for leaf, b in zip(part, batched, strict=True)])
+    return pieces
 
 
 def _holds(line: Tensor, known: Tensor) -> bool:

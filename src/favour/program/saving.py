@@ -143,7 +143,9 @@ def _check_values(graph: Graph, held: Mapping[Node, Tensor], posterior: Posterio
 
 
 def _tensors(content: Mapping[str, Any], name: str) -> dict[str, Tensor]:
-    found = content[name]
-    if not isinstance(found, dict) or not all(isinstance(k, str) and isinstance(t, Tensor) for k, t in found.items()):
+    tensors = content[name]
+    if not isinstance(tensors, dict) or not all(
+        isinstance(k, str) and isinstance(t, Tensor) for k, t in tensors.items()
+    ):
         raise CorruptFile(f"its {name} are not tensors by name")
-    return {key: tensor.detach() for key, tensor in found.items()}
+    return {key: tensor.detach() for key, tensor in tensors.items()}

@@ -162,12 +162,12 @@ def _outer(function: Any) -> dict[str, Any]:
     code = getattr(function, "__code__", None)
     if code is None:
         return {}
-    found = {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
+    values = {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         if name != "__class__":
             with contextlib.suppress(ValueError):  # empty yet
-                found[name] = cell.cell_contents
-    return found
+                values[name] = cell.cell_contents
+    return values
 
 
 @dataclass(eq=False)
@@ -185,10 +185,12 @@ class _Module:
 
     @classmethod
     def of(cls, path: str, module: nn.Module, ignored: frozenset[tuple[str, str]], objects: set[int]) -> _Module:
-        own = vars(module)
-        found = {k: _record(v, objects) for k, v in own.items() if k not in _INTERNAL and (path, k) not in ignored}
-        attributes = {k: v for k, v in found.items() if v is not _UNKNOWN}
-        hooks = {name: dict(own.get(name, {})) for name in _HOOKS}
+        entries = vars(module)
+        records = {
+            k: _record(v, objects) for k, v in entries.items() if k not in _INTERNAL and (path, k) not in ignored
+        }
+        attributes = {k: v for k, v in records.items() if v is not _UNKNOWN}
+        hooks = {name: dict(entries.get(name, {})) for name in _HOOKS}
         return cls(
             path,
             weakref.ref(module),
@@ -196,7 +198,7 @@ class _Module:
             dict(module._modules),
             hooks,
             attributes,
-            len(own),
+            len(entries),
             _Code.of(type(module), objects),
         )
 
@@ -204,13 +206,13 @@ class _Module:
         module = self.module()
         if module is None:
             return False
-        own = vars(module)
+        entries = vars(module)
         return (
             type(module) is self.kind
-            and len(own) == self.size
-            and own["_modules"] == self.children
-            and all([own.get(name) == kept for name, kept in self.hooks.items()])
-            and not any([_differ(v, own.get(k, self)) for k, v in self.attributes.items()])
+            and len(entries) == self.size
+            and entries["_modules"] == self.children
+            and all([entries.get(name) == kept for name, kept in self.hooks.items()])
+            and not any([_differ(v, entries.get(k, self)) for k, v in self.attributes.items()])
             and self.code.difference(self.kind) is None
         )
 
@@ -219,27 +221,27 @@ class _Module:
         module = self.module()
         if module is None:
             return [("", f"module `{self.path}` was a {self.kind.__name__} and is gone")]
-        own = vars(module)
+        entries = vars(module)
         where = f"`{self.path}`" if self.path else "the model itself"
-        found = []
+        changes = []
         if type(module) is not self.kind:
-            found.append(("", f"{where} was a {self.kind.__name__} and is a {type(module).__name__}"))
+            changes.append(("", f"{where} was a {self.kind.__name__} and is a {type(module).__name__}"))
         for name in dict.fromkeys((*self.children, *module._modules)):
             old, new = self.children.get(name), module._modules.get(name)
             if old is not new:
                 path = f"{self.path}.{name}" if self.path else name
-                found.append((name, f"module `{path}` was {_kind(old)} and is {_kind(new)}"))
+                changes.append((name, f"module `{path}` was {_kind(old)} and is {_kind(new)}"))
         for name, kept in self.hooks.items():
-            if own.get(name) != kept:
-                found.append((name, f"hooks of {where} were added or removed"))
+            if entries.get(name) != kept:
+                changes.append((name, f"hooks of {where} were added or removed"))
         for name, old in self.attributes.items():
-            if _differ(old, new := own.get(name, "deleted")):
-                found.append((name, _sentence(name, where, old, new)))
-        if type(module) is self.kind and (told := self.code.difference(self.kind)) is not None:
-            found.append((_CODE, told))
-        if not found:
-            found.append(("", f"attributes of {where} were added or removed"))
-        return found
+            if _differ(old, new := entries.get(name, "deleted")):
+                changes.append((name, _sentence(name, where, old, new)))
+        if type(module) is self.kind and (change := self.code.difference(self.kind)) is not None:
+            changes.append((_CODE, change))
+        if not changes:
+            changes.append(("", f"attributes of {where} were added or removed"))
+        return changes
 
 
 def _sentence(name: str, where: str, old: Any, new: Any) -> str:
@@ -282,10 +284,10 @@ class Structure:
 
     def differences(self) -> list[tuple[str, str, str]]:
         """Path of the module, name of what differs, and a sentence."""
-        found = [(m.path, *entry) for m in self._modules if not m.same() for entry in m.differences()]
+        changes = [(m.path, *entry) for m in self._modules if not m.same() for entry in m.differences()]
         if self._hooks != _hooks_of_all():
-            found.append(("", "", "hooks of all modules, torch's global ones, were added or removed"))
-        return found
+            changes.append(("", "", "hooks of all modules, torch's global ones, were added or removed"))
+        return changes
 
 
 def _hooks_of_all() -> list[dict[int, Any]]:

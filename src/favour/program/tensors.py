@@ -35,8 +35,8 @@ class Store(nn.Module):
 
     def take(self, name: str) -> Tensor:
         key = name.replace(".", "/")
-        found = self._parameters.get(key)
-        return getattr(self, key) if found is None else found
+        parameter = self._parameters.get(key)
+        return getattr(self, key) if parameter is None else parameter
 
     def clear(self) -> None:
         """Take everything out."""
@@ -109,18 +109,18 @@ def matched(posterior: Posterior, parameters: Mapping[str, Tensor]) -> Posterior
 def renamed(posterior: Posterior, aliases: Mapping[str, str], names: set[str]) -> Posterior:
     """The posterior under the graph's own names for tied parameters, without those the graph never reads."""
 
-    def own(name: str) -> str:
+    def graph_name(name: str) -> str:
         return aliases.get(name, name)
 
     gaussians: dict[Any, Any] = {}
     for key, gaussian in posterior.gaussians.items():
-        renamed = own(key) if isinstance(key, str) else (own(key[0]), own(key[1]))
+        renamed = graph_name(key) if isinstance(key, str) else (graph_name(key[0]), graph_name(key[1]))
         if {renamed} & names if isinstance(renamed, str) else set(renamed) & names:
             gaussians[renamed] = gaussian
     return Posterior(
         gaussians,
-        latents={own(k): v for k, v in posterior.latents.items() if own(k) in names},
-        means={own(k): v for k, v in posterior.means.items() if own(k) in names},
+        latents={graph_name(k): v for k, v in posterior.latents.items() if graph_name(k) in names},
+        means={graph_name(k): v for k, v in posterior.means.items() if graph_name(k) in names},
     )
 
 

@@ -92,13 +92,13 @@ def _region(graph: Graph, uncertain: Collection[Node], drop: Node) -> list[Node]
 
 def _before(end: Node, known: Collection[Node]) -> set[Node]:
     """Nodes of a region that one is made of, with itself."""
-    found, waiting = {end}, [end]
+    ancestors, waiting = {end}, [end]
     while waiting:
         for source in waiting.pop().inputs:
-            if source in known and source not in found:
-                found.add(source)
+            if source in known and source not in ancestors:
+                ancestors.add(source)
                 waiting.append(source)
-    return found
+    return ancestors
 
 
 def _stays(node: Node, uncertain: Collection[Node], known: Collection[Node], units: set[int], ndim: int) -> bool:

@@ -43,13 +43,13 @@ _SUMS = {aten.add.Tensor, aten.sub.Tensor}
 
 def make_real(graph: Graph, uncertain: Collection[Node]) -> None:
     """Rewrite what is complex and uncertain. Assumes that nothing writes in place."""
-    found = [n for n in graph.nodes if n in uncertain and n.dtype is not None and n.dtype.is_complex]
-    if not found:
+    complex_nodes = [n for n in graph.nodes if n in uncertain and n.dtype is not None and n.dtype.is_complex]
+    if not complex_nodes:
         return
-    if any(n in graph.outputs for n in found):
+    if any(n in graph.outputs for n in complex_nodes):
         raise UnsupportedOperation(
-            f"the output of `{found[-1].target}` at {found[-1].place} is complex; a belief is of real numbers: return "
-            "`torch.view_as_real` of it."
+            f"the output of `{complex_nodes[-1].target}` at {complex_nodes[-1].place} is complex; a belief is of real "
+            "numbers: return `torch.view_as_real` of it."
         )
     rewrite(graph, _Pairs(uncertain))
 
@@ -75,8 +75,8 @@ class _Pairs:
         if target is aten.view_as_complex.default or target is aten.view_as_real.default:
             return new.call(aten.alias.default, x, shape=_shape(x))
         if target in _ONE_AXIS:
-            given = arguments(node)
-            return self._transform(new, target, x, given["n"], given["dim"], given["norm"], shape)
+            named_args = arguments(node)
+            return self._transform(new, target, x, named_args["n"], named_args["dim"], named_args["norm"], shape)
         if target in _SEVERAL:
             return self._transforms(node, new)
         if target is aten.mul.Tensor:
@@ -124,11 +124,11 @@ class _Pairs:
 
     def _transforms(self, node: Node, new: Builder) -> Node | None:
         """Along several axes, one after the other; of a real result the one that makes it real is last."""
-        given = arguments(node)
+        args = arguments(node)
         last, other = _SEVERAL[node.target]
-        x, sizes = given["self"], given["s"]
+        x, sizes = args["self"], args["s"]
         rank = len(_shape(x)) - (x in self.pairs)
-        dims = [d % rank for d in (given["dim"] or range(rank))]
+        dims = [d % rank for d in (args["dim"] or range(rank))]
         steps = [(other, i) for i in range(len(dims) - 1)]
         steps = [*steps, (last, -1)] if last is aten.fft_irfft.default else [(last, -1), *steps]
         shape = list(_shape(x)[:rank])
@@ -137,7 +137,7 @@ class _Pairs:
             if target is last and last is aten.fft_irfft.default:
                 n = n or _shape(node)[dims[i]]
             shape[dims[i]] = _shape(node)[dims[i]]
-            made = self._transform(new, target, x, n, dims[i], given["norm"], tuple(shape))
+            made = self._transform(new, target, x, n, dims[i], args["norm"], tuple(shape))
             if made is None:
                 return None
             x = made

@@ -41,9 +41,9 @@ def _expands(*targets: Operation) -> Callable[[Expansion], Expansion]:
 def arguments(node: Node) -> dict[str, Any]:
     """The arguments of a call by name, defaults included."""
     schema = node.target._schema.arguments
-    given = {a.name: a.default_value for a in schema if a.has_default_value()}
-    given |= dict(zip([a.name for a in schema], node.args, strict=False))
-    return given | node.kwargs
+    args = {a.name: a.default_value for a in schema if a.has_default_value()}
+    args |= dict(zip([a.name for a in schema], node.args, strict=False))
+    return args | node.kwargs
 
 
 def expand_composite(node: Node, new: Builder) -> Node | None:
@@ -75,9 +75,9 @@ def _summed(new: Builder, x: Node, dims: Sequence[int], keepdim: bool, shape: Sh
 
 
 @_expands(aten.glu.default)
-def _glu(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
-    x = given["self"]
-    dim = given["dim"] % len(_shape(x))
+def _glu(node: Node, new: Builder, args: dict[str, Any]) -> Node | None:
+    x = args["self"]
+    dim = args["dim"] % len(_shape(x))
     size = _shape(x)[dim]
     if not isinstance(size, int):
         return None
@@ -87,13 +87,13 @@ def _glu(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
 
 
 @_expands(aten.addcmul.default, aten.addcdiv.default)
-def _addc(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
+def _addc(node: Node, new: Builder, args: dict[str, Any]) -> Node | None:
     op = aten.mul.Tensor if node.target is aten.addcmul.default else aten.div.Tensor
-    a, b = given["tensor1"], given["tensor2"]
+    a, b = args["tensor1"], args["tensor2"]
     made = new.call(op, a, b, shape=_broadcast(_shape(a), _shape(b)))
-    made = new.call(aten.add.Tensor, given["self"], made, shape=node.shape)
-    if given["value"] != 1:
-        made.kwargs = {"alpha": given["value"]}
+    made = new.call(aten.add.Tensor, args["self"], made, shape=node.shape)
+    if args["value"] != 1:
+        made.kwargs = {"alpha": args["value"]}
     return made
 
 
@@ -104,14 +104,14 @@ def _broadcast(a: Shape, b: Shape) -> Shape:
 
 
 @_expands(aten.lerp.Scalar, aten.lerp.Tensor)
-def _lerp(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
-    x, y, weight = given["self"], given["end"], given["weight"]
+def _lerp(node: Node, new: Builder, args: dict[str, Any]) -> Node | None:
+    x, y, weight = args["self"], args["end"], args["weight"]
     gap = new.call(aten.sub.Tensor, y, x, shape=_broadcast(_shape(y), _shape(x)))
     return new.call(aten.add.Tensor, x, new.call(aten.mul.Tensor, gap, weight, shape=node.shape), shape=node.shape)
 
 
 @_expands(aten.std.dim, aten.std.correction)
-def _std(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
+def _std(node: Node, new: Builder, args: dict[str, Any]) -> Node | None:
     target = aten.var.dim if node.target is aten.std.dim else aten.var.correction
     variance = new.call(target, *node.args, shape=node.shape)
     variance.kwargs = node.kwargs
@@ -119,11 +119,11 @@ def _std(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
 
 
 @_expands(aten.linalg_vector_norm.default, aten.linalg_norm.default, aten.norm.ScalarOpt_dim)
-def _vector_norm(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
-    x, order, dim = given["self"], given.get("ord", given.get("p")), given["dim"]
-    dims, keepdim = _dims(x, dim), bool(given["keepdim"])
+def _vector_norm(node: Node, new: Builder, args: dict[str, Any]) -> Node | None:
+    x, order, dim = args["self"], args.get("ord", args.get("p")), args["dim"]
+    dims, keepdim = _dims(x, dim), bool(args["keepdim"])
     order = 2 if order is None else order
-    if order not in (1, 2) or given.get("dtype") is not None or (len(dims) > 1 and order != 2):
+    if order not in (1, 2) or args.get("dtype") is not None or (len(dims) > 1 and order != 2):
         return None
     entry = aten.square.default if order == 2 else aten.abs.default
     total = _summed(new, new.call(entry, x, shape=_shape(x)), dims, keepdim, _shape(node))
@@ -140,13 +140,13 @@ def _unit(new: Builder, x: Node, axis: int, eps: float) -> Node | None:
 
 
 @_expands(aten.cosine_similarity.default)
-def _cosine(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
-    a, b, dim = given["x1"], given["x2"], given["dim"]
+def _cosine(node: Node, new: Builder, args: dict[str, Any]) -> Node | None:
+    a, b, dim = args["x1"], args["x2"], args["dim"]
     n = len(_shape(a))
     axis = dim % n
     if len(_shape(b)) != n or axis == 0:
         return None
-    units = [_unit(new, t, axis, given["eps"]) for t in (a, b)]
+    units = [_unit(new, t, axis, args["eps"]) for t in (a, b)]
     if units[0] is None or units[1] is None:
         return None
     shape = _broadcast(_shape(a), _shape(b))
@@ -154,14 +154,14 @@ def _cosine(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
 
 
 @_expands(aten.pairwise_distance.default)
-def _pairwise(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
-    a, b = given["x1"], given["x2"]
-    if given["p"] != 2:
+def _pairwise(node: Node, new: Builder, args: dict[str, Any]) -> Node | None:
+    a, b = args["x1"], args["x2"]
+    if args["p"] != 2:
         return None
     shape = _broadcast(_shape(a), _shape(b))
     gap = new.call(aten.sub.Tensor, a, b, shape=shape)
-    gap = new.call(aten.add.Tensor, gap, given["eps"], shape=shape)
-    total = _summed(new, new.call(aten.square.default, gap, shape=shape), [-1], bool(given["keepdim"]), _shape(node))
+    gap = new.call(aten.add.Tensor, gap, args["eps"], shape=shape)
+    total = _summed(new, new.call(aten.square.default, gap, shape=shape), [-1], bool(args["keepdim"]), _shape(node))
     return new.call(aten.sqrt.default, total, shape=node.shape)
 
 
@@ -172,9 +172,9 @@ def _same(a: Node, b: Node) -> bool:
 
 
 @_expands(aten.cdist.default)
-def _cdist(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
-    a, b = given["x1"], given["x2"]
-    if given["p"] != 2:
+def _cdist(node: Node, new: Builder, args: dict[str, Any]) -> Node | None:
+    a, b = args["x1"], args["x2"]
+    if args["p"] != 2:
         return None
     (*lead, rows, d), (*_, columns, _) = _shape(a), _shape(b)
     left = new.call(aten.unsqueeze.default, a, -2, shape=(*lead, rows, 1, d))
@@ -191,7 +191,7 @@ def _cdist(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
 
 
 @_expands(aten.moveaxis.int, aten.moveaxis.intlist, aten.fliplr.default)
-def _renamed(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
+def _renamed(node: Node, new: Builder, args: dict[str, Any]) -> Node | None:
     if node.target is aten.fliplr.default:
         return new.call(aten.flip.default, node.args[0], [1], shape=node.shape)
     target = aten.movedim.int if node.target is aten.moveaxis.int else aten.movedim.intlist
@@ -199,15 +199,15 @@ def _renamed(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
 
 
 @_expands(aten.linalg_matmul.default)
-def _linalg_matmul(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
+def _linalg_matmul(node: Node, new: Builder, args: dict[str, Any]) -> Node | None:
     return new.call(aten.matmul.default, *node.args, shape=node.shape)
 
 
 @_expands(aten.linalg_vecdot.default)
-def _vecdot(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
-    a, b = given["x"], given["y"]
+def _vecdot(node: Node, new: Builder, args: dict[str, Any]) -> Node | None:
+    a, b = args["x"], args["y"]
     shape = _broadcast(_shape(a), _shape(b))
-    return _summed(new, new.call(aten.mul.Tensor, a, b, shape=shape), [given["dim"]], False, _shape(node))
+    return _summed(new, new.call(aten.mul.Tensor, a, b, shape=shape), [args["dim"]], False, _shape(node))
 
 
 def _letters(count: int) -> list[str]:
@@ -215,8 +215,8 @@ def _letters(count: int) -> list[str]:
 
 
 @_expands(aten.inner.default)
-def _inner(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
-    a, b = given["self"], given["other"]
+def _inner(node: Node, new: Builder, args: dict[str, Any]) -> Node | None:
+    a, b = args["self"], args["other"]
     n, m = len(_shape(a)), len(_shape(b))
     if n == 0 or m == 0:
         return None
@@ -224,8 +224,8 @@ def _inner(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
 
 
 @_expands(aten.tensordot.default)
-def _tensordot(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
-    return _tensordot_of(node, new, given["self"], given["other"], given["dims_self"], given["dims_other"])
+def _tensordot(node: Node, new: Builder, args: dict[str, Any]) -> Node | None:
+    return _tensordot_of(node, new, args["self"], args["other"], args["dims_self"], args["dims_other"])
 
 
 def _tensordot_of(node: Node, new: Builder, a: Node, b: Node, da: Sequence[int], db: Sequence[int]) -> Node:
@@ -240,8 +240,8 @@ def _tensordot_of(node: Node, new: Builder, a: Node, b: Node, da: Sequence[int],
 
 
 @_expands(aten.bilinear.default)
-def _bilinear(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
-    a, b, weight, bias = given["input1"], given["input2"], given["weight"], given["bias"]
+def _bilinear(node: Node, new: Builder, args: dict[str, Any]) -> Node | None:
+    a, b, weight, bias = args["input1"], args["input2"], args["weight"], args["bias"]
     if not all(isinstance(s, int) for s in _shape(weight)):
         return None
     half = (*_shape(a)[:-1], _shape(weight)[0], _shape(weight)[2])
@@ -251,10 +251,10 @@ def _bilinear(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
 
 
 @_expands(aten.einsum.default)
-def _einsum(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
+def _einsum(node: Node, new: Builder, args: dict[str, Any]) -> Node | None:
     """Three or more tensors two at a time: a letter goes as soon as nothing behind reads it."""
-    tensors = list(given["tensors"])
-    equation = given["equation"].replace(" ", "")
+    tensors = list(args["tensors"])
+    equation = args["equation"].replace(" ", "")
     left, arrow, out = equation.partition("->")
     if len(tensors) < 3 or not arrow or "." in equation:
         return None
@@ -290,18 +290,18 @@ def _reduced(x: Argument, *targets: Operation) -> tuple[Node, int] | None:
     """(t, axis) where x reduces t over one axis that is kept, and not the batch."""
     if not _call(x, *targets):
         return None
-    given = arguments(x)
-    dims = _dims(given["self"], given["dim"])
-    biased = given.get("unbiased") is False or given.get("correction", 1) == 0 or "var" not in str(x.target)
-    return (given["self"], dims[0]) if len(dims) == 1 and dims[0] and given["keepdim"] and biased else None
+    args = arguments(x)
+    dims = _dims(args["self"], args["dim"])
+    biased = args.get("unbiased") is False or args.get("correction", 1) == 0 or "var" not in str(x.target)
+    return (args["self"], dims[0]) if len(dims) == 1 and dims[0] and args["keepdim"] and biased else None
 
 
 def _centred(x: Argument) -> tuple[Node, int] | None:
     """(t, axis) where x is t − mean(t)."""
     if not _call(x, aten.sub.Tensor) or x.kwargs:
         return None
-    found = _reduced(x.args[1], aten.mean.dim)
-    return found if found is not None and found[0] is x.args[0] else None
+    mean = _reduced(x.args[1], aten.mean.dim)
+    return mean if mean is not None and mean[0] is x.args[0] else None
 
 
 def _normalised(new: Builder, x: Node, inner: Argument) -> Node | None:
@@ -340,16 +340,16 @@ def _along(new: Builder, norm: Argument, x: Node, axis: int, options: tuple[Any,
 
 
 @_expands(aten.mul.Tensor)
-def _times_norm(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
-    for x, root in ((given["self"], given["other"]), (given["other"], given["self"])):
+def _times_norm(node: Node, new: Builder, args: dict[str, Any]) -> Node | None:
+    for x, root in ((args["self"], args["other"]), (args["other"], args["self"])):
         if isinstance(x, Node) and _call(root, aten.rsqrt.default) and x.shape == node.shape:
             return _normalised(new, x, root.args[0])
     return None
 
 
 @_expands(aten.div.Tensor)
-def _divided_by_norm(node: Node, new: Builder, given: dict[str, Any]) -> Node | None:
-    x, below = given["self"], given["other"]
+def _divided_by_norm(node: Node, new: Builder, args: dict[str, Any]) -> Node | None:
+    x, below = args["self"], args["other"]
     if not isinstance(x, Node) or x.shape != node.shape:
         return None
     if _call(below, aten.sqrt.default):

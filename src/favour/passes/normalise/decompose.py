@@ -109,12 +109,12 @@ def _expand_attention(node: Node, new: Builder) -> Node | None:
     if node.target is not aten.scaled_dot_product_attention.default:
         return None
     names = [argument.name for argument in node.target._schema.arguments]
-    given = dict(zip(names, node.args, strict=False)) | node.kwargs
-    q, k, v = given["query"], given["key"], given["value"]
-    if given.get("enable_gqa"):
+    args = dict(zip(names, node.args, strict=False)) | node.kwargs
+    q, k, v = args["query"], args["key"], args["value"]
+    if args.get("enable_gqa"):
         k, v = (_repeated_heads(new, t, q.shape[-3]) for t in (k, v))
     width = q.shape[-1]
-    scale = given.get("scale")
+    scale = args.get("scale")
     if scale is None:
         assert isinstance(width, int)
         scale = width**-0.5
@@ -122,9 +122,9 @@ def _expand_attention(node: Node, new: Builder) -> Node | None:
     scaled = new.call(aten.mul.Tensor, q, scale, shape=q.shape)
     shape = (*q.shape[:-1], k.shape[-2])
     scores = new.call(aten.matmul.default, scaled, turned, shape=shape)
-    scores = _masked(new, scores, given.get("attn_mask"), bool(given.get("is_causal")))
+    scores = _masked(new, scores, args.get("attn_mask"), bool(args.get("is_causal")))
     weights = new.call(aten._safe_softmax.default, scores, -1, shape=shape)
-    p = given.get("dropout_p", 0.0)
+    p = args.get("dropout_p", 0.0)
     if p:
         weights = new.call(aten.dropout.default, weights, p, True, shape=shape)
     return new.call(aten.matmul.default, weights, v, shape=(*q.shape[:-1], v.shape[-1]))
@@ -173,18 +173,18 @@ def _expand_bag(node: Node, new: Builder) -> Node | None:
     if bag.target not in (aten.embedding_bag.padding_idx, aten.embedding_bag.default) or node.shape is None:
         return None
     names = [argument.name for argument in bag.target._schema.arguments]
-    given = dict(zip(names, bag.args, strict=False)) | bag.kwargs
-    flat = given["indices"]
+    args = dict(zip(names, bag.args, strict=False)) | bag.kwargs
+    flat = args["indices"]
     indices = flat.args[0] if flat.kind == "call" and flat.target in _VIEWS else None
-    extra = given.get("per_sample_weights"), given.get("padding_idx"), given.get("include_last_offset") or None
+    extra = args.get("per_sample_weights"), args.get("padding_idx"), args.get("include_last_offset") or None
     if indices is None or indices.shape is None or len(indices.shape) != 2 or any(e is not None for e in extra):
         return None
-    mode = given.get("mode", 0)
+    mode = args.get("mode", 0)
     if mode not in (0, 1):
         return None
     new.like = bag
     new.dtype = node.dtype
-    rows = new.call(aten.embedding.default, given["weight"], indices, shape=(*indices.shape, node.shape[-1]))
+    rows = new.call(aten.embedding.default, args["weight"], indices, shape=(*indices.shape, node.shape[-1]))
     reduce = aten.sum.dim_IntList if mode == 0 else aten.mean.dim
     return new.call(reduce, rows, [1], shape=node.shape)
 

@@ -68,11 +68,11 @@ def derive(graph: Graph, uncertain: Collection[Node]) -> None:
 
 def final_reads(node: Node, users: dict[Node, list[Node]]) -> list[tuple[Node, Node]]:
     """Who reads a parameter in the end, through the weights derived from it, and the weight that it reads."""
-    found: list[tuple[Node, Node]] = []
+    reads: list[tuple[Node, Node]] = []
     for user in users[node]:
         times = user.inputs.count(node)
-        found += times * (final_reads(user, users) if isinstance(user, DerivedNode) else [(user, node)])
-    return found
+        reads += times * (final_reads(user, users) if isinstance(user, DerivedNode) else [(user, node)])
+    return reads
 
 
 def _spell_out(graph: Graph, uncertain: Collection[Node]) -> None:
@@ -121,9 +121,9 @@ def _can_lead(node: Node) -> bool:
         return False
     if node.traits.elementwise or node.target in MATMUL:
         return True
-    given = [argument.name for argument, _ in zip(schema.arguments, node.args, strict=False)]
+    names = [argument.name for argument, _ in zip(schema.arguments, node.args, strict=False)]
     left = [a.name for a in schema.arguments[len(node.args) :]]
-    known = any(name in (*_DIMS, *_SIZES, "normalized_shape") for name in given) or node.traits.keeps
+    known = any(name in (*_DIMS, *_SIZES, "normalized_shape") for name in names) or node.traits.keeps
     return len(tensors) == 1 and known and not any(name in _DIMS for name in left)
 
 

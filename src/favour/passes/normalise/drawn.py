@@ -233,11 +233,11 @@ class _Drawing:
         assert norm is not None
         weight_name, bias_name, channels = norm.weight, norm.bias, norm.channels
         names = [a.name for a in node.target._schema.arguments]
-        given = dict(zip(names, node.args, strict=False)) | node.kwargs
-        weight, bias = given.get(weight_name), given.get(bias_name) if bias_name else None
+        args = dict(zip(names, node.args, strict=False)) | node.kwargs
+        weight, bias = args.get(weight_name), args.get(bias_name) if bias_name else None
         shape = node.shape
         assert shape is not None
-        plain = [None if name in (weight_name, bias_name) else given[name] for name in names if name in given]
+        plain = [None if name in (weight_name, bias_name) else args[name] for name in names if name in args]
         y = new.call(node.target, *plain, shape=shape, dtype=node.dtype)
         for parameter, op in ((weight, aten.mul.Tensor), (bias, aten.add.Tensor)):
             if parameter is None:
@@ -267,7 +267,7 @@ def _refused(node: Node) -> UnsupportedOperation:
 
 def _parameters(node: Node) -> set[str]:
     """Names of the drawn parameters that a node is computed from."""
-    found: set[str] = set()
+    names: set[str] = set()
     seen: set[Node] = set()
     ahead = [node]
     while ahead:
@@ -277,7 +277,7 @@ def _parameters(node: Node) -> set[str]:
         seen.add(here)
         if here.target is drawn:
             weight = here.args[0]
-            found.add(weight.name if isinstance(weight, DerivedNode) else str(weight.target))
+            names.add(weight.name if isinstance(weight, DerivedNode) else str(weight.target))
         else:
             ahead.extend(here.inputs)
-    return found
+    return names

@@ -69,18 +69,18 @@ def _smallest(node: Node, new: Builder) -> Node | None:
 def _item(node: Node, new: Builder) -> Node | None:
     """The values of `min` along a dimension; a variance, or a mean, of `var_mean`."""
     several, which = node.args
-    given = arguments(several) if hasattr(several.target, "_schema") else {}
+    args = arguments(several) if hasattr(several.target, "_schema") else {}
     if several.target is aten.min.dim and which == 0:
-        x = given["self"]
+        x = args["self"]
         turned = new.call(aten.neg.default, x, shape=_shape(x))
-        made = new.call(aten.amax.default, turned, [given["dim"]], given["keepdim"], shape=node.shape)
+        made = new.call(aten.amax.default, turned, [args["dim"]], args["keepdim"], shape=node.shape)
         return new.call(aten.neg.default, made, shape=node.shape)
     if several.target not in (aten.var_mean.dim, aten.var_mean.correction):
         return None
     if which == 1:
-        x = given["self"]
-        dims = given["dim"] if given["dim"] else list(range(len(_shape(x))))
-        return new.call(aten.mean.dim, x, dims, given["keepdim"], shape=node.shape)
+        x = args["self"]
+        dims = args["dim"] if args["dim"] else list(range(len(_shape(x))))
+        return new.call(aten.mean.dim, x, dims, args["keepdim"], shape=node.shape)
     target = aten.var.dim if several.target is aten.var_mean.dim else aten.var.correction
     variance = new.call(target, *several.args, shape=node.shape, **several.kwargs)
     return _variance(variance, new) or variance
@@ -88,8 +88,8 @@ def _item(node: Node, new: Builder) -> Node | None:
 
 def _variance(node: Node, new: Builder) -> Node | None:
     """Over several dimensions: these side by side, as one."""
-    given = arguments(node)
-    x, dims = given["self"], given["dim"]
+    args = arguments(node)
+    x, dims = args["self"], args["dim"]
     if not isinstance(dims, (list, tuple)) or len(dims) < 2:
         return None
     shape = _shape(x)
@@ -101,16 +101,16 @@ def _variance(node: Node, new: Builder) -> Node | None:
     flat = (*(shape[i] for i in others), math.prod(int(s) for s in merged))
     x = new.call(aten.permute.default, x, others + dims, shape=tuple(shape[i] for i in others + dims))
     x = new.call(aten.reshape.default, x, [-1, *flat[1:]], shape=flat)
-    correction = given.get("correction", 1 if given.get("unbiased", True) else 0)
+    correction = args.get("correction", 1 if args.get("unbiased", True) else 0)
     made = new.call(aten.var.correction, x, [-1], shape=flat[:-1], correction=correction)
-    if not given["keepdim"]:
+    if not args["keepdim"]:
         return made
     return new.call(aten.reshape.default, made, [-1, *_shape(node)[1:]], shape=node.shape)
 
 
 def _product(node: Node, new: Builder) -> Node | None:
-    given = arguments(node)
-    x, dim = given["self"], given["dim"] % len(_shape(given["self"]))
+    args = arguments(node)
+    x, dim = args["self"], args["dim"] % len(_shape(args["self"]))
     size = _shape(x)[dim]
     if dim == 0 or not isinstance(size, int) or not 0 < size <= _LONGEST:
         return None
@@ -121,7 +121,7 @@ def _product(node: Node, new: Builder) -> Node | None:
             new.call(aten.mul.Tensor, a, b, shape=shape) for a, b in zip(factors[::2], factors[1::2], strict=False)
         ]
         factors = pairs + factors[2 * len(pairs) :]
-    if not given["keepdim"]:
+    if not args["keepdim"]:
         return factors[0]
     return new.call(aten.unsqueeze.default, factors[0], dim, shape=node.shape)
 
@@ -206,20 +206,20 @@ def _read_as_numbers(graph: Graph, uncertain: Collection[Node]) -> set[Node]:
     """Random truth values that nothing reads otherwise."""
     users = graph.users()
     outputs = set(graph.outputs)
-    found: set[Node] = set()
+    numbers: set[Node] = set()
     for node in reversed(graph.calls):
         truth = node in uncertain and node.target in _ABOVE | _BELOW | _NOT | _BOTH
-        if truth and node not in outputs and all(_takes(u, node, found) for u in users.get(node, ())):
-            found.add(node)
-    return found
+        if truth and node not in outputs and all(_takes(u, node, numbers) for u in users.get(node, ())):
+            numbers.add(node)
+    return numbers
 
 
-def _takes(user: Node, truth: Node, found: Collection[Node]) -> bool:
+def _takes(user: Node, truth: Node, numbers: Collection[Node]) -> bool:
     if user.target in _CHOICES:
         return user.args[0] is truth
     if user.target in _FILLS:
         return user.args[1] is truth
-    return user.target in _NUMBERS or user in found
+    return user.target in _NUMBERS or user in numbers
 
 
 def _compared(node: Node, new: Builder, uncertain: Collection[Node], numbers: Collection[Node]) -> Node | None:

@@ -92,11 +92,11 @@ def ending(graph: Graph, index: int = 0) -> Ending:
 
 def without_links(graph: Graph) -> Graph | None:
     """The graph with logits for every output that ends in a link; None if none does."""
-    found = [ending(graph, i) for i in range(len(graph.outputs))]
-    if not any(e.logits is not None for e in found):
+    endings = [ending(graph, i) for i in range(len(graph.outputs))]
+    if not any(e.logits is not None for e in endings):
         return None
     nodes, outputs = list(graph.nodes), list(graph.outputs)
-    for i, end in enumerate(found):
+    for i, end in enumerate(endings):
         if end.logits is None:
             continue
         at = end.logits

@@ -52,10 +52,10 @@ def fuse(graph: Graph, uncertain: set[Node]) -> None:
             continue
         if node.dtype is not None and not node.dtype.is_floating_point:
             continue
-        found = _body(node, sources, position)
-        if found is None:
+        region = _body(node, sources, position)
+        if region is None:
             continue
-        root, body = found
+        root, body = region
         bends = sum(_bends(n, sources) for n in body)
         alone = node.target in RULES  # could do without fusion
         if not _bends(node, sources) or (alone and bends == 1 and len(sources(node)) == 1):
@@ -194,15 +194,15 @@ def fused_surrogate(ctx: Context, node: FusedNode, x: Value, known: dict[Node, A
         if kinks.hidden:
             spread = variance.detach().clamp(min=0).sqrt()
             places = Kinks([*kinks.places, *(mean.detach() + k * spread for k in range(-3, 4))])
-        found = quadrature(value, mean, variance, derivative=derivative, kinks=places.ascending())
+        integrals = quadrature(value, mean, variance, derivative=derivative, kinks=places.ascending())
         if not partial:
-            return found
+            return integrals
         # Part of the Gaussian may lie outside the domain of a logarithm or a root: then f is linearised.
-        inside = found.mean.isfinite() & found.slope.isfinite() & found.residual.isfinite()
+        inside = integrals.mean.isfinite() & integrals.slope.isfinite() & integrals.residual.isfinite()
         slope = derivative(mean)
         slope = torch.where((variance <= 0) & ~slope.isfinite(), 0.0, slope)  # √ at 0, where nothing varies
         tangent = (value(mean), slope, torch.zeros_like(mean))
-        return Moments(*(torch.where(inside, a, b) for a, b in zip(found, tangent, strict=True)))
+        return Moments(*(torch.where(inside, a, b) for a, b in zip(integrals, tangent, strict=True)))
 
     exactness: Exactness = "linearised" if partial else "moment-matched"
     f = ScalarFunction("fused element-wise code", value, derivative, moments, exactness)

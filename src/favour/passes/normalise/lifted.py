@@ -217,9 +217,9 @@ def embedding(call: Call) -> Lifted:
 def index(call: Call) -> Lifted:
     """x[i, j]: with indices of their own, each input picks from its own."""
     x, indices = call.node.args
-    own = any(call.depends(i) for i in indices)
+    batched = any(call.depends(i) for i in indices)
     known = [i for i in indices if i is not None]
-    if not own:
+    if not batched:
         plain = [call.swapped(i, call.kept) for i in indices]
         shape = (call.batch, *call.shape)
         if _has_gaps(indices):
@@ -247,8 +247,8 @@ def _with_ones(call: Call, made: Argument, was: Argument, rank: int) -> Any:
 
 
 def _has_gaps(indices: Sequence[Any]) -> bool:
-    given = [k for k, i in enumerate(indices) if i is not None]
-    return given[-1] - given[0] >= len(given)
+    positions = [k for k, i in enumerate(indices) if i is not None]
+    return positions[-1] - positions[0] >= len(positions)
 
 
 @lifts(aten.constant_pad_nd.default, aten.pad.default)

@@ -87,7 +87,7 @@ def lift(graph: Graph, inputs: Collection[Node], batch: str, *, batched: bool) -
 
 class _Lifting:
     def __init__(self, graph: Graph, inputs: Collection[Node], batch: str, batched: bool) -> None:
-        self.graph, self.own, self.batch, self.batched = graph, set(inputs), batch, batched
+        self.graph, self.inputs, self.batch, self.batched = graph, set(inputs), batch, batched
         self.nodes: list[Node] = []
         self.plain: dict[Node, Node] = {}  # what depends on no input
         self.values: dict[Node, Node] = {}  # by node for one input: for the batch
@@ -98,10 +98,10 @@ class _Lifting:
 
     def run(self) -> Graph:
         graph = self.graph
-        given: dict[Node, Node] = {}
+        lifted_inputs: dict[Node, Node] = {}
         for node in graph.nodes:
-            if node.kind == "input" and node in self.own:
-                given[node] = self._input(node)
+            if node.kind == "input" and node in self.inputs:
+                lifted_inputs[node] = self._input(node)
             elif node.kind != "call":
                 self.nodes.append(node)
                 self.plain[node] = node
@@ -113,7 +113,7 @@ class _Lifting:
                 "Uncertain tensors need the batch in front there: reshape or transpose before these lines."
             )
         outputs = [self._output(o) if isinstance(o, Node) else o for o in graph.outputs]
-        inputs = [None if n is None else given.get(n, n) for n in graph.inputs]
+        inputs = [None if n is None else lifted_inputs.get(n, n) for n in graph.inputs]
         result = replace(graph, nodes=self.nodes, inputs=inputs, outputs=outputs, batched=self.batched)
         result.prune()
         return result
@@ -124,17 +124,17 @@ class _Lifting:
     def _input(self, node: Node) -> Node:
         assert node.shape is not None
         shape = self.stored(node.shape) if self.batched else (self.batch, *node.shape)
-        given = replace(node, shape=shape)
-        self.nodes.append(given)
-        new = Builder(given)
+        lifted_input = replace(node, shape=shape)
+        self.nodes.append(lifted_input)
+        new = Builder(lifted_input)
         if self.size is None:
-            self.size = new.call(aten.sym_size.int, given, 0, shape=None)
-        value = given
+            self.size = new.call(aten.sym_size.int, lifted_input, 0, shape=None)
+        value = lifted_input
         if not self.batched and is_dropped(node.shape):
-            value = new.call(aten.squeeze.dim, given, 1, shape=self.stored(node.shape))
+            value = new.call(aten.squeeze.dim, lifted_input, 1, shape=self.stored(node.shape))
         self.nodes += new.nodes
         self.values[node] = value
-        return given
+        return lifted_input
 
     def _output(self, node: Node) -> Node:
         if node not in self.values:
@@ -335,7 +335,7 @@ def handler_of(node: Node) -> Handler:
 def out_of_place(graph: Graph, batch: str) -> list[Node]:
     """Floating-point tensors that depend on the inputs and do not have the batch in front."""
     depends: set[Node] = set()
-    found = []
+    nodes = []
     for node in graph.nodes:
         if node.kind == "input":
             reads = (node.shape or ())[:1] == (batch,)
@@ -347,8 +347,8 @@ def out_of_place(graph: Graph, batch: str) -> list[Node]:
         depends.add(node)
         real = node.shape is not None and node.dtype is not None and node.dtype.is_floating_point
         if real and (node.shape or ())[:1] != (batch,):
-            found.append(node)
-    return found
+            nodes.append(node)
+    return nodes
 
 
 def meetings(graph: Graph, batch: str) -> list[Node]:
@@ -363,9 +363,9 @@ def meetings(graph: Graph, batch: str) -> list[Node]:
 
 def depends_on_draws(graph: Graph) -> set[Node]:
     """Nodes that are random whatever the inputs and weights are."""
-    found: set[Node] = set()
+    nodes: set[Node] = set()
     for node in graph.nodes:
         drawn = node.draw is not None and node.live and node.rate != 0
-        if node.kind == "call" and (drawn or any(s in found for s in node.inputs)):
-            found.add(node)
-    return found
+        if node.kind == "call" and (drawn or any(s in nodes for s in node.inputs)):
+            nodes.add(node)
+    return nodes

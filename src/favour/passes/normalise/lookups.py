@@ -47,7 +47,7 @@ class Lookup:
 def find_lookups(graph: Graph) -> list[Lookup]:
     """The lookups whose index follows from inputs without chance, in tables of known size."""
     ancestors: dict[Node, set[Node]] = {}
-    found = []
+    lookups = []
     for node in graph.nodes:
         ancestors[node] = set().union(*(ancestors[s] for s in node.inputs), {node}) if node.inputs else {node}
         if node.kind != "call":
@@ -57,8 +57,8 @@ def find_lookups(graph: Graph) -> list[Lookup]:
             chance = any(n.draw is not None or draws_numbers(n) for n in behind)
             if not chance and any(n.kind == "input" for n in behind):
                 needed = [n for n in graph.nodes if n in behind and n.kind == "call"]
-                found.append(Lookup(node, index, low, high, needed))
-    return found
+                lookups.append(Lookup(node, index, low, high, needed))
+    return lookups
 
 
 def _indices(node: Node) -> list[tuple[Node, int, int]]:
@@ -66,8 +66,8 @@ def _indices(node: Node) -> list[tuple[Node, int, int]]:
 
     def size(table: Argument, axis: int) -> int | None:
         shape = table.shape if isinstance(table, Node) else tuple(table.shape) if isinstance(table, Tensor) else None
-        found = shape[axis] if shape and -len(shape) <= axis < len(shape) else None
-        return found if isinstance(found, int) else None
+        length = shape[axis] if shape and -len(shape) <= axis < len(shape) else None
+        return length if isinstance(length, int) else None
 
     if node.traits.lookup is None:
         return []

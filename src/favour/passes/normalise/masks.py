@@ -111,10 +111,10 @@ class Dropouts:
         if node.target not in MUL or node.shape is None or not all(isinstance(a, Node) for a in node.args):
             return None
         for x, mask in (node.args, node.args[::-1]):
-            found = self._scaled(mask)
-            if found is None or x.shape != node.shape or found[2].shape is None:
+            parts = self._scaled(mask)
+            if parts is None or x.shape != node.shape or parts[2].shape is None:
                 continue
-            factor, keep, drawn = found
+            factor, keep, drawn = parts
             assert drawn.shape is not None
             shape, event = node.shape, drawn.shape[2:]
             channels = len(shape) > 2 and drawn.shape[:2] == shape[:2] and all(s == 1 for s in event)

@@ -62,8 +62,8 @@ def _number(node: Node) -> Any:
         return None
     if node.target is aten.sym_size.int:
         x, dim = node.args
-        found = x.shape[dim]
-        return found if isinstance(found, int) else None
+        size = x.shape[dim]
+        return size if isinstance(size, int) else None
     if isinstance(node.target, torch._ops.OpOverload) or any(s.shape is not None for s in node.inputs):
         return None
     known = node.args and all(isinstance(a, (int, float)) for a in node.args) and not node.kwargs

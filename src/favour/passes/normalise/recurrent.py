@@ -137,8 +137,8 @@ class _Unrolling:
             made = None if dim == 1 else new.call(target, x, _exchange(dim), *rest[1:], shape=out)
             return made if made is None or dim == 0 else self._reshaped(made, node)
         if target is aten.slice.Tensor:
-            given: tuple[Any, ...] = (*rest, *(0, None, None, 1)[len(rest) :])
-            dim, start, end, step = given
+            args: tuple[Any, ...] = (*rest, *(0, None, None, 1)[len(rest) :])
+            dim, start, end, step = args
             dim %= len(x.shape)
             whole = start in (0, None) and (end is None or (isinstance(end, int) and end > 2**62)) and step == 1
             if dim == 1 and not whole:
@@ -206,8 +206,8 @@ class _Unrolling:
 
     def _layer(self, node: Node, new: Builder) -> Node:
         kind = _LAYERS[node.target]
-        x, given, weights, biased, layers, p, train, both, batch_first = node.args
-        states = list(given) if kind == "lstm" else [given]
+        x, initial, weights, biased, layers, p, train, both, batch_first = node.args
+        states = list(initial) if kind == "lstm" else [initial]
         new.dtype = x.dtype
         if not batch_first and x not in self.turned:
             x = new.call(aten.transpose.int, x, 0, 1, shape=_swapped(x.shape))
@@ -220,9 +220,9 @@ class _Unrolling:
             runs: list[list[Node]] = []
             for direction in range(directions):
                 index = layer * directions + direction
-                own = Weights(kind, weights[index * count : (index + 1) * count], biased)
+                layer_weights = Weights(kind, weights[index * count : (index + 1) * count], biased)
                 first = [self._state(new, s, index) for s in states]
-                ran, final = run(new, own, x, first, reverse=direction == 1)
+                ran, final = run(new, layer_weights, x, first, reverse=direction == 1)
                 runs.append(ran)
                 for held, state in zip(last, final, strict=True):
                     held.append(state)
@@ -248,12 +248,12 @@ class _Unrolling:
 
     def _cell(self, node: Node, new: Builder) -> Node:
         kind = _CELLS[node.target]
-        x, given, *weights = node.args
-        states = list(given) if kind == "lstm" else [given]
+        x, initial, *weights = node.args
+        states = list(initial) if kind == "lstm" else [initial]
         new.dtype = x.dtype
         weights += [None] * (4 - len(weights))
-        own = Weights(kind, weights, True)
-        state = step(new, own, own.seen(new, x), states)
+        cell_weights = Weights(kind, weights, True)
+        state = step(new, cell_weights, cell_weights.seen(new, x), states)
         self.results[state[0]] = state
         return state[0]
 

@@ -18,11 +18,11 @@ GATES = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
 class Weights:
     """The parameters of one layer and direction, in aten's order."""
 
-    def __init__(self, kind: str, given: Sequence[Node | None], biased: bool) -> None:
+    def __init__(self, kind: str, tensors: Sequence[Node | None], biased: bool) -> None:
         self.kind = kind
-        self.inputs, self.states = given[:2]
-        self.input_bias, self.state_bias = given[2:4] if biased else (None, None)
-        rest = given[4 if biased else 2 :]
+        self.inputs, self.states = tensors[:2]
+        self.input_bias, self.state_bias = tensors[2:4] if biased else (None, None)
+        rest = tensors[4 if biased else 2 :]
         self.projection = rest[0] if rest else None
         assert self.states is not None and self.states.shape is not None
         rows = self.states.shape[0]
@@ -40,32 +40,32 @@ class Weights:
         return new.call(aten.linear.default, h, self.states, self.state_bias, shape=(h.shape[0], self.rows))
 
 
-def run(new: Builder, own: Weights, x: Node, state: list[Node], *, reverse: bool) -> tuple[list[Node], list[Node]]:
+def run(new: Builder, weights: Weights, x: Node, state: list[Node], *, reverse: bool) -> tuple[list[Node], list[Node]]:
     """All steps of one layer in one direction: h at every position, and the last state."""
-    seen = own.seen(new, x)
+    seen = weights.seen(new, x)
     assert seen.shape is not None and isinstance(seen.shape[1], int)
     batch, rows = seen.shape[0], seen.shape[2]
     places = range(seen.shape[1])
     outputs: list[Node] = []
     for t in reversed(places) if reverse else places:
         at = new.call(aten.select.int, seen, 1, t, shape=(batch, rows))
-        state = step(new, own, at, state)
+        state = step(new, weights, at, state)
         outputs.append(state[0])
     return (outputs[::-1] if reverse else outputs), state
 
 
-def step(new: Builder, own: Weights, seen: Node, state: list[Node]) -> list[Node]:
+def step(new: Builder, weights: Weights, seen: Node, state: list[Node]) -> list[Node]:
     """The next state from W x_t + b and the last one."""
     h = state[0]
-    remembered = own.remembered(new, h)
+    remembered = weights.remembered(new, h)
     assert seen.shape is not None
-    shape: Shape = (seen.shape[0], own.hidden)
+    shape: Shape = (seen.shape[0], weights.hidden)
 
     def apply(target: Operation, *args: Argument) -> Node:
         return new.call(target, *args, shape=shape)
 
     def part(x: Node, index: int) -> Node:
-        return apply(aten.slice.Tensor, x, 1, index * own.hidden, (index + 1) * own.hidden)
+        return apply(aten.slice.Tensor, x, 1, index * weights.hidden, (index + 1) * weights.hidden)
 
     def add(a: Node, b: Node) -> Node:
         return apply(aten.add.Tensor, a, b)
@@ -73,19 +73,19 @@ def step(new: Builder, own: Weights, seen: Node, state: list[Node]) -> list[Node
     def product(a: Node, b: Node) -> Node:
         return apply(aten.mul.Tensor, a, b)
 
-    if own.kind == "gru":
+    if weights.kind == "gru":
         reset, update = (apply(aten.sigmoid.default, add(part(seen, i), part(remembered, i))) for i in (0, 1))
         candidate = apply(aten.tanh.default, add(part(seen, 2), product(reset, part(remembered, 2))))
         return [add(candidate, product(update, apply(aten.sub.Tensor, h, candidate)))]
     total = new.call(aten.add.Tensor, seen, remembered, shape=seen.shape)
-    if own.kind != "lstm":
-        return [apply(aten.tanh.default if own.kind == "tanh" else aten.relu.default, total)]
+    if weights.kind != "lstm":
+        return [apply(aten.tanh.default if weights.kind == "tanh" else aten.relu.default, total)]
     enter, forget, leave = (apply(aten.sigmoid.default, part(total, i)) for i in (0, 1, 3))
     c = add(product(forget, state[1]), product(enter, apply(aten.tanh.default, part(total, 2))))
     h = product(leave, apply(aten.tanh.default, c))
-    if own.projection is not None:
-        assert own.projection.shape is not None
-        h = new.call(aten.linear.default, h, own.projection, shape=(shape[0], own.projection.shape[0]))
+    if weights.projection is not None:
+        assert weights.projection.shape is not None
+        h = new.call(aten.linear.default, h, weights.projection, shape=(shape[0], weights.projection.shape[0]))
     return [h, c]
 
 

@@ -196,9 +196,9 @@ def make_plan(graph: Graph, inputs: Collection[str], posterior: Posterior) -> Pl
     check_rules(graph, uncertain)
     users = graph.users()
     reads = {name: final_reads(n, users) for name, n in _weights(uncertain)}
-    uses = {name: len(found) for name, found in reads.items()}
+    uses = {name: len(pairs) for name, pairs in reads.items()}
     leaves = [n for n in graph.nodes if n.kind != "call"]
-    mixed = {name for name, found in reads.items() if len(found) > 1 and _mixed(found)}
+    mixed = {name for name, pairs in reads.items() if len(pairs) > 1 and _mixed(pairs)}
     steps = _steps(graph, uncertain, posterior, reads)
     for step in steps:
         if isinstance(step.node, DerivedNode):
@@ -208,8 +208,8 @@ def make_plan(graph: Graph, inputs: Collection[str], posterior: Posterior) -> Pl
 
 def _weights(uncertain: Collection[Node]) -> list[tuple[str, Node]]:
     """Uncertain parameters, and weights made of them, by name."""
-    found = [(str(n.target), n) for n in uncertain if n.kind in ("parameter", "buffer")]
-    return [*found, *[(n.name, n) for n in uncertain if isinstance(n, DerivedNode)]]
+    parameters = [(str(n.target), n) for n in uncertain if n.kind in ("parameter", "buffer")]
+    return [*parameters, *[(n.name, n) for n in uncertain if isinstance(n, DerivedNode)]]
 
 
 def _mixed(reads: Collection[tuple[Node, Node]]) -> bool:
@@ -237,11 +237,11 @@ def _steps(
     carriers = [graph.aliases.get(name, name) for name in posterior.latents]
     spans: list[tuple[int, int]] = []
     places = {node: i for i, node in enumerate(graph.nodes)}
-    by_name = {name: sorted(places[user] for user, _ in found) for name, found in reads.items()}
+    by_name = {name: sorted(places[user] for user, _ in pairs) for name, pairs in reads.items()}
     touched = sorted(i for name in carriers for i in by_name.get(name, ()))
     if touched:
         spans.append((touched[0], touched[-1]))
-    spans += [(found[0], found[-1]) for found in by_name.values() if len(found) > 1]
+    spans += [(indices[0], indices[-1]) for indices in by_name.values() if len(indices) > 1]
 
     users = graph.users()
     done: dict[int, list[Node]] = {}
