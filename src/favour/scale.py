@@ -85,7 +85,7 @@ def rate(
             if progress is not None:
                 progress(done.rows, done.bad, done.rows + done.bad)
             return done
-        with prepared(data, model, out, chosen, weights, pool.driver, overwrite, pool.near) as ready:
+        with prepared(data, model, out, chosen, weights, pool.driver, overwrite, pool.local) as ready:
             return ready if isinstance(ready, Rating) else _rate_units(ready, progress, pool)
 
 
@@ -96,7 +96,7 @@ class _Pool:
     count: int
     threads: int
     gpus: int
-    near: int  # on one machine
+    local: int  # on one machine
     cores: float  # of the cluster
 
     @property
@@ -120,8 +120,8 @@ class _Pool:
 @contextmanager
 def _cluster(ray: Any) -> Iterator[None]:
     """A cluster, and Ray Data without its own progress bars and reports."""
-    own = not ray.is_initialized()
-    if own:
+    started = not ray.is_initialized()
+    if started:
         ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     context = require("ray.data", "ray").DataContext.get_current()
     logger = logging.getLogger("ray.data")
@@ -133,7 +133,7 @@ def _cluster(ray: Any) -> Iterator[None]:
     finally:
         context.enable_progress_bars = before[0]
         logger.setLevel(before[1])
-        if own:
+        if started:
             ray.shutdown()
 
 
@@ -250,11 +250,11 @@ def _rate_dataset(
     if options.id is None:
         raise InvalidValue("rows of a Ray data set have no numbers: name the column that tells them apart with `id`.")
     plan, rater = _planned(dataset, model, store, options, pool)
-    given = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(options).items()}
+    listed = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(options).items()}
     identity: dict[str, Any] = {
         "model": rater.digest(),
         "data": None,
-        "options": given,
+        "options": listed,
         "versions": versions(rater),
     }
     with store.locked():
@@ -297,10 +297,10 @@ def _planned(dataset: Any, model: tuple[Any, Any], store: Store, options: Option
         raise InvalidValue(f"none of the first {first.num_rows} rows can be rated: {chunk.bad[0].reason}.")
     example = chunk.x[:2]
     rater = opened if isinstance(opened, Rater) else opened(example)
-    batch = options.batch_size or fitting_batch(rater, example, pool.near, pool.driver)
+    batch = options.batch_size or fitting_batch(rater, example, pool.local, pool.driver)
     columns = rated_columns(rater(example), rater.kind, options.level, rater.labels, options.every_class)
     id_type = first.schema.field(options.id).type
     id_type = pa.string() if pa.types.is_large_string(id_type) else id_type
     wanted = schema(columns, text_type(id_type) if store.form == "csv" else id_type)
-    plan = Plan(store.given, reading, batch, wanted, options.level, options.every_class)
+    plan = Plan(store.target, reading, batch, wanted, options.level, options.every_class)
     return plan, rater

@@ -43,15 +43,15 @@ def names_of(model: nn.Module, parameters: Iterable[Tensor], where: str) -> list
         UnknownName: Some are not parameters of `model`; `where` says whose they are.
     """
     known = {id(p): name for name, p in model.named_parameters()}
-    given = list(parameters)
-    strange = [tuple(p.shape) for p in given if id(p) not in known]
+    members = list(parameters)
+    strange = [tuple(p.shape) for p in members if id(p) not in known]
     if strange:
         shapes = ", ".join(map(str, strange[:4])) + (", …" if len(strange) > 4 else "")
         raise UnknownName(
             f"{where} holds {len(strange)} parameters (of shapes {shapes}) that this {type(model).__name__} does not "
             "have; pass the very model it was made for, not a copy."
         )
-    return [known[id(p)] for p in given]
+    return [known[id(p)] for p in members]
 
 
 def split(vector: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:

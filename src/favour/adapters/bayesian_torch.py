@@ -57,8 +57,8 @@ def from_bayesian_torch(model: nn.Module, *, keep_dropout: bool = False) -> Adap
 
 def _variational(module: nn.Module) -> bool:
     """A layer that draws: it has means and spreads, or is one of the library's that holds such layers."""
-    own = any(hasattr(module, f"mu_{name}") and hasattr(module, f"rho_{name}") for name in ("weight", "kernel"))
-    return own or (comes_from(module, "bayesian_torch") and hasattr(module, "kl_div"))
+    spread = any(hasattr(module, f"mu_{name}") and hasattr(module, f"rho_{name}") for name in ("weight", "kernel"))
+    return spread or (comes_from(module, "bayesian_torch") and hasattr(module, "kl_div"))
 
 
 def _plain(path: str, module: nn.Module) -> Plain | None:

@@ -54,15 +54,15 @@ class Ensemble(nn.Module):
 
     def __init__(self, members: Sequence[nn.Module]) -> None:
         super().__init__()
-        given = list(members)
-        wrong = [type(m).__name__ for m in given if not isinstance(m, nn.Module)]
+        models = list(members)
+        wrong = [type(m).__name__ for m in models if not isinstance(m, nn.Module)]
         if wrong:
             raise InvalidType(
                 f"an ensemble of {', '.join(wrong)}; its members are predictors made by favour.compile, or networks."
             )
-        if not given:
+        if not models:
             raise InvalidValue("an ensemble of no members; give one predictor at least.")
-        plain = [m for m in given if not hasattr(m, "probabilities")]
+        plain = [m for m in models if not hasattr(m, "probabilities")]
         dropouts = [name for m in plain if m.training for name in dropouts_of(m)]
         if dropouts:
             warn_of_silence(
@@ -71,7 +71,7 @@ class Ensemble(nn.Module):
                 "give `favour.compile(member, x)` as the member instead",
                 stacklevel=3,
             )
-        self.members = nn.ModuleList([m if hasattr(m, "probabilities") else silenced(m) for m in given])
+        self.members = nn.ModuleList([m if hasattr(m, "probabilities") else silenced(m) for m in models])
 
     def train(self, mode: bool = True) -> Ensemble:
         """Members that are plain networks stay in eval mode, whatever is asked."""
@@ -109,9 +109,9 @@ class Ensemble(nn.Module):
         """
         parts = []
         for member in self.members:
-            own = getattr(member, "probabilities", None)
-            if callable(own):
-                parts.append(own(*args, kind=kind, estimator=estimator, **kwargs))
+            method = getattr(member, "probabilities", None)
+            if callable(method):
+                parts.append(method(*args, kind=kind, estimator=estimator, **kwargs))
                 continue
             belief = logits_of(member, args, kwargs)
             parts.append(probabilities(belief, kind=kind, estimator="nodes" if estimator == "auto" else estimator))

@@ -53,8 +53,8 @@ class Affine(nn.Module):
         return (y, self.kl) if self.pair and return_kl else y
 
     def extra_repr(self) -> str:
-        given = ", ".join(f"{k}={v}" for k, v in self.arguments.items())
-        return f"{self.function.__name__}, {tuple(self.weight.shape)}" + (f", {given}" if given else "")
+        arguments = ", ".join(f"{k}={v}" for k, v in self.arguments.items())
+        return f"{self.function.__name__}, {tuple(self.weight.shape)}" + (f", {arguments}" if arguments else "")
 
 
 class Outputs(nn.Module):
@@ -106,16 +106,16 @@ def replaced(
     pairs = False
     for path, module in model.named_modules():  # each module once, under its first path
         try:
-            found = plain(path, module)
+            substitute = plain(path, module)
         except UnsupportedOperation as error:
             refused.append(str(error))
             continue
-        if found is None:
+        if substitute is None:
             continue
-        found.layer.train(module.training)
-        done[id(module)] = found.layer
-        pairs = pairs or bool(getattr(found.layer, "pair", False))
-        for name, deviation in found.deviations.items():
+        substitute.layer.train(module.training)
+        done[id(module)] = substitute.layer
+        pairs = pairs or bool(getattr(substitute.layer, "pair", False))
+        for name, deviation in substitute.deviations.items():
             variances[f"{path}.{name}" if path else name] = deviation.detach().square()
     if refused:
         raise UnsupportedOperation("; ".join(refused))

@@ -160,13 +160,13 @@ def _is_identity(transform: Any) -> bool:
 
 def _influential(program: Program, trace: Any) -> list[str]:
     """The held sites that the output depends on, for the arguments of the guide's first run."""
-    given = trace.nodes["_INPUT"]
+    call = trace.nodes["_INPUT"]
     buffers = [attrgetter(name)(program.held) for name in program._fixed]
     try:
         for buffer in buffers:
             buffer.requires_grad_(True)
         with torch.enable_grad():
-            outputs = program(*given["args"], **given["kwargs"])
+            outputs = program(*call["args"], **call["kwargs"])
             total = sum(y.sum() for y in pytree.tree_leaves(outputs) if isinstance(y, Tensor) and y.requires_grad)
             if not isinstance(total, Tensor):
                 return []

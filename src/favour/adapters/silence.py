@@ -59,7 +59,7 @@ def dropouts_of(model: nn.Module) -> list[str]:
 
 def paths_of(model: nn.Module) -> dict[str, str]:
     """The same by path."""
-    found = {}
+    places = {}
     for path, module in model.named_modules():
         named = "drop" in type(module).__name__.lower()
         rates = {
@@ -75,8 +75,8 @@ def paths_of(model: nn.Module) -> dict[str, str]:
         if rates:
             rate = next(iter(rates.values()))
             written = f"{rate:g}" if isinstance(rate, (int, float)) else "rates"
-            found[path] = f"`{path or type(module).__name__}` ({written})"
-    return found
+            places[path] = f"`{path or type(module).__name__}` ({written})"
+    return places
 
 
 def _positive(value: Any) -> bool:

@@ -143,12 +143,12 @@ def from_swag(moments: Any, model: nn.Module, *, scale: float = 1.0, keep_dropou
     return Adapted(without_dropout(twin, keep_dropout, "SWAG"), Posterior(variances, latents=latents))
 
 
-def _checked(given: Mapping[str, Tensor], named: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
-    missing = [name for name in named if name not in given]
+def _checked(tensors: Mapping[str, Tensor], named: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
+    missing = [name for name in named if name not in tensors]
     if missing:
         raise UnknownName(f"`{what}` lacks {', '.join(f'`{n}`' for n in missing)}, which the model has.")
-    wrong = [n for n, p in named.items() if given[n].shape != p.shape]
+    wrong = [n for n, p in named.items() if tensors[n].shape != p.shape]
     if wrong:
-        shapes = "; ".join(f"`{n}` {tuple(given[n].shape)} for {tuple(named[n].shape)}" for n in wrong)
+        shapes = "; ".join(f"`{n}` {tuple(tensors[n].shape)} for {tuple(named[n].shape)}" for n in wrong)
         raise ShapeMismatch(f"`{what}` does not fit the model: {shapes}.")
-    return {name: given[name].detach() for name in named}
+    return {name: tensors[name].detach() for name in named}

@@ -60,12 +60,12 @@ def build() -> typer.Typer:
     """The application: every command of `COMMANDS` under its function's name, and those of other packages."""
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
     app.callback()(_root)
-    own = {command.__name__ for command in COMMANDS}
+    builtin = {command.__name__ for command in COMMANDS}
     for command in COMMANDS:
         app.command()(command)
     added = {entry.name: entry for entry in entry_points(group=GROUP)}
     for name, entry in added.items():
-        if name in own:
+        if name in builtin:
             raise InvalidValue(f"`{entry.value}` wants to be `favour {name}`, which is a command of Favour's own.")
         app.command(name)(entry.load())
     for name in STUDIES:

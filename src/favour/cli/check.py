@@ -51,8 +51,8 @@ def check(
         predict, x, warned = source.prepared(made, x, posterior, method)
     with console.status(f"comparing with {samples:,} samples, and timing"):
         name = type(made).__name__ if ":" in model else Path(model).name
-        found = measure.trial(predict, x, name, samples, seed, compiled, output, tuple(warned))
-    report.show(found, console)
-    console.print(f"The report is {report.write(found, out)}", soft_wrap=True)
-    if not found.passes:
+        result = measure.trial(predict, x, name, samples, seed, compiled, output, tuple(warned))
+    report.show(result, console)
+    console.print(f"The report is {report.write(result, out)}", soft_wrap=True)
+    if not result.passes:
         raise typer.Exit(3)

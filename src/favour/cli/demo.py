@@ -37,8 +37,8 @@ def demo(
     for _ in track(digits.train(model, data, epochs, seed), "training", total=epochs, console=console):
         pass
     with console.status("predicting, sampling, timing"):
-        told = story.tell(model, data, compiled=compiled, seed=seed)
-    report.show(told, console)
+        tale = story.tell(model, data, compiled=compiled, seed=seed)
+    report.show(tale, console)
     training = {"epochs": epochs, "inputs": len(data.train_x), "seed": seed}
-    console.print(f"The report is {report.write(told, training, out)}", soft_wrap=True)
+    console.print(f"The report is {report.write(tale, training, out)}", soft_wrap=True)
     console.print(f"Now your own model: [bold]{report.TRY}[/bold]", highlight=False, soft_wrap=True)

@@ -28,16 +28,16 @@ TRY = "favour check your_module:your_function your_inputs.npy"
 
 def rows(story: Story) -> list[tuple[str, float, float]]:
     """Way to get the covariance, its error, and its time in forward passes."""
-    found, costs = story.trial.check, story.trial.costs
-    unit = found.sampling_error * found.n**0.5
-    told = [(f"{m:,} samples", unit / m**0.5, m * costs.sample) for m in SAMPLES]
-    matched, least = found.samples_matched()
-    error = found.covariance_bound if least else found.covariance_error
-    told.append((f"{report.samples(story.trial)} samples", error, matched * costs.sample))
-    told.append(("Favour, eager", error, costs.eager))
+    measured, costs = story.trial.check, story.trial.costs
+    unit = measured.sampling_error * measured.n**0.5
+    ways = [(f"{m:,} samples", unit / m**0.5, m * costs.sample) for m in SAMPLES]
+    matched, least = measured.samples_matched()
+    error = measured.covariance_bound if least else measured.covariance_error
+    ways.append((f"{report.samples(story.trial)} samples", error, matched * costs.sample))
+    ways.append(("Favour, eager", error, costs.eager))
     if costs.compiled is not None:
-        told.append(("Favour, compiled", error, costs.compiled))
-    return told
+        ways.append(("Favour, compiled", error, costs.compiled))
+    return ways
 
 
 def headline(story: Story) -> str:
@@ -85,7 +85,7 @@ def write(story: Story, training: dict[str, Any], out: Path) -> Path:
         "answer": headline(story),
         "rows": [{"way": name, "error": error, "forward passes": cost} for name, error, cost in rows(story)],
         "cases": [_recorded(case) for case in story.cases],
-        "reliability": {name: [vars(b) for b in found] for name, found in story.reliability.items()},
+        "reliability": {name: [vars(b) for b in bins] for name, bins in story.reliability.items()},
         "accuracy, NLL, ECE": story.scores,
         "threads": story.threads,
     }
@@ -96,21 +96,21 @@ def write(story: Story, training: dict[str, Any], out: Path) -> Path:
 def _recorded(case: Case) -> dict[str, Any]:
     """A case with what its picture is drawn from."""
     numbers = {name: getattr(case, name) for name in ("picture", "probabilities", "spread")}
-    told = {name: (1000 * t).round().div(1000).tolist() for name, t in numbers.items()}
-    return {"group": case.group, "name": case.name, "said": case.said(), **told}
+    rounded = {name: (1000 * t).round().div(1000).tolist() for name, t in numbers.items()}
+    return {"group": case.group, "name": case.name, "said": case.said(), **rounded}
 
 
 def page(story: Story, training: dict[str, Any]) -> str:
     """The HTML of the page."""
-    found, costs = story.trial.check, story.trial.costs
+    measured, costs = story.trial.check, story.trial.costs
     cards = [
         pages.card("Worth", f"{report.samples(story.trial)} samples", "with the same error of the covariance"),
         pages.card("Takes", f"{pages.count(costs.best / costs.sample)} samples’ time", "on this machine"),
-        pages.card("Right about itself", found.verdict.capitalize(), report.MEANING[found.verdict]),
+        pages.card("Right about itself", measured.verdict.capitalize(), report.MEANING[measured.verdict]),
     ]
     ways = rows(story)
     ours = {name: (cost, error) for name, error, cost in ways if name.startswith("Favour")}
-    drawn = error_against_time((costs.sample, found.sampling_error * found.n**0.5), ours)
+    drawn = error_against_time((costs.sample, measured.sampling_error * measured.n**0.5), ours)
     caption = (
         "The line is samples of the network, ten times more in ten times the time; the marks are Favour. The dashed "
         "line ends at the samples of the same error."
@@ -123,9 +123,9 @@ def page(story: Story, training: dict[str, Any]) -> str:
         for name, error, cost in ways
     ]
     header = pages.head(("way", "error of the covariance", "forward passes"), ("way",))
-    told = f"{story.trial.inputs} test images, {story.threads} thread(s)"
+    heading = f"{story.trial.inputs} test images, {story.threads} thread(s)"
     time_ = pages.figure("figure-time", [drawn], caption, wide=True) + pages.details(
-        "The same in numbers", pages.table("table-time", told, header, body)
+        "The same in numbers", pages.table("table-time", heading, header, body)
     )
     groups = "".join(
         f"<h3>{escape(TITLES[group])}</h3><div class='cases'>"
@@ -176,23 +176,23 @@ def _case(case: Case) -> str:
 
 
 def _reliability(story: Story) -> str:
-    points = [v for found in story.reliability.values() for b in found for v in (b.confidence, b.right)]
+    points = [v for bins in story.reliability.values() for b in bins for v in (b.confidence, b.right)]
     low = min(points) - 0.04
     axis = pages.Axis(low, 1.08, "confidence", form=lambda v: f"{v:.0%}")
     chart = pages.Chart(axis, pages.Axis(low, 1.08, form=lambda v: f"{v:.0%}"), "share right", width=420, height=280)
     chart.line([low, 1.0], [low, 1.0], "line thin dash c-soft")
-    for (name, found), (marker, kind) in zip(
+    for (name, bins), (marker, kind) in zip(
         story.reliability.items(), (("circle", "c-plain"), ("diamond", "c-adjoint full")), strict=True
     ):
-        chart.line([b.confidence for b in found], [b.right for b in found], f"line thin {kind.split()[0]}")
-        for b in found:
+        chart.line([b.confidence for b in bins], [b.right for b in bins], f"line thin {kind.split()[0]}")
+        for b in bins:
             chart.mark(b.confidence, b.right, marker, kind, _told(name, b))
             if name == "Favour":
-                last = b is found[-1]  # the surest stand close together: above, and to the left below
+                last = b is bins[-1]  # the surest stand close together: above, and to the left below
                 chart.text(b.confidence, b.right, f"{b.count:,}", *(("middle", 0, -9) if last else ("end", -6, 13)))
     words = "; ".join(_told("Favour", b) for b in story.reliability["Favour"])
     return chart.svg(f"Reliability: circles are plain inference, diamonds Favour. {words}.")
 
 
-def _told(name: str, found: Bin) -> str:
-    return f"{name}: {found.count} images, says {found.confidence:.1%}, right {found.right:.1%}"
+def _told(name: str, group: Bin) -> str:
+    return f"{name}: {group.count} images, says {group.confidence:.1%}, right {group.right:.1%}"

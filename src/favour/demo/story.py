@@ -86,12 +86,12 @@ def tell(model: nn.Module, data: Data, samples: int = 4000, compiled: bool = Tru
     """Predict the test images, choose the cases, compare with samples, take times."""
     x, y = data.test_x, data.test_y
     predict = favour.compile(model, x[:8])
-    found = trial(predict, x[:INPUTS], "the demo's network", samples, seed, compiled)
+    result = trial(predict, x[:INPUTS], "the demo's network", samples, seed, compiled)
     p = predict.probabilities(x)
     probabilities = {"plain inference": model(x).softmax(-1), "Favour": p}
     scores = {n: (metrics.accuracy(q, y), metrics.nll(q, y), metrics.ece(q, y)) for n, q in probabilities.items()}
     reliability = {name: bins(q, y) for name, q in probabilities.items()}
-    return Story(found, cases(predict, data, p, seed), reliability, scores, len(x), torch.get_num_threads())
+    return Story(result, cases(predict, data, p, seed), reliability, scores, len(x), torch.get_num_threads())
 
 
 def cases(predict: Predictor, data: Data, p: Tensor, seed: int) -> tuple[Case, ...]:

@@ -230,7 +230,7 @@ def _description(answer: Answer, inputs: Sequence[Port], mean: Tensor, labels: S
 
 def _noted(choices: Choices, calibrated: bool) -> str:
     if choices.link is not None:
-        return " (probabilities)" if choices.inside or choices.given else " (logits)"
+        return " (probabilities)" if choices.inside or choices.squashed else " (logits)"
     if calibrated:
         return ", fitted observation noise included"
     return f", observation noise {choices.noise:g} included" if choices.noise else ""

@@ -133,15 +133,15 @@ class Exported:
         """The arrays in the file's order and dtypes, or an error that says which one does not fit and why."""
         names = [port.name for port in self.inputs]
         unknown = [name for name in named if name not in names]
-        given = dict(zip(names, arrays, strict=False))
-        twice = [name for name in named if name in given]
-        if unknown or twice or len(arrays) > len(names) or len({**given, **named}) < len(names):
+        values = dict(zip(names, arrays, strict=False))
+        twice = [name for name in named if name in values]
+        if unknown or twice or len(arrays) > len(names) or len({**values, **named}) < len(names):
             raise InvalidType(
                 f"{len(arrays)} arrays and the names {sorted(named)} were given; this model takes {len(names)} "
                 f"input(s): {', '.join(names)}, in this order or by name."
             )
-        given |= named
-        checked = [_fitting(port, given[port.name]) for port in self.inputs]
+        values |= named
+        checked = [_fitting(port, values[port.name]) for port in self.inputs]
         batched = {p.name: len(a) for p, a in zip(self.inputs, checked, strict=True) if p.shape and p.shape[0] is None}
         if len(set(batched.values())) > 1:
             raise ShapeMismatch(f"the inputs have different numbers of rows: {batched}; one row of each per example.")
@@ -316,13 +316,13 @@ def _check_range(port: Port, array: npt.NDArray) -> None:
         )
 
 
-def _fitting(port: Port, given: Any) -> npt.NDArray:
+def _fitting(port: Port, value: Any) -> npt.NDArray:
     """The array in the port's dtype, in one piece of memory."""
-    if isinstance(given, Tensor):
-        given = given.detach().cpu()
-        given = (given.float() if given.dtype == torch.bfloat16 else given).numpy()
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     try:
-        array = np.asarray(given)
+        array = np.asarray(value)
     except ValueError as error:  # rows of different lengths
         raise ShapeMismatch(f"input `{port.name}` is ragged; shape {port.written_shape} is required: {error}") from None
     if array.dtype.kind not in "biuf":

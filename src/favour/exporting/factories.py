@@ -55,17 +55,17 @@ def factory(source: str) -> Any:
     finally:
         if added and folder in sys.path:
             sys.path.remove(folder)
-    found: Any = module
+    member: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(member, part):
             functions = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
             raise UnknownName(
                 f"`{module_name}` has no `{name}`; it has {', '.join(sorted(functions)) or 'no functions'}."
             )
-        found = getattr(found, part)
-    if not callable(found):
-        raise InvalidType(f"`{source}` is a {type(found).__name__}; a function without arguments is required.")
-    return found
+        member = getattr(member, part)
+    if not callable(member):
+        raise InvalidType(f"`{source}` is a {type(member).__name__}; a function without arguments is required.")
+    return member
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -86,14 +86,16 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
             f"`{name}` is not a safetensors file ({type(error).__name__}: {error}). Pickled checkpoints are not "
             "loaded, as they can hold code; convert one you trust with safetensors.torch.save_file(state_dict, path)."
         ) from error
-    own = model.state_dict()
-    missing, extra = sorted(set(own) - set(tensors)), sorted(set(tensors) - set(own))
+    state = model.state_dict()
+    missing, extra = sorted(set(state) - set(tensors)), sorted(set(tensors) - set(state))
     if missing or extra:
         raise UnknownName(
             f"`{name}` does not fit {type(model).__name__}: it lacks {_few(missing)} and has {_few(extra)} too many."
         )
     wrong = [
-        f"{k} {tuple(tensors[k].shape)} for {tuple(own[k].shape)}" for k in own if tensors[k].shape != own[k].shape
+        f"{k} {tuple(tensors[k].shape)} for {tuple(state[k].shape)}"
+        for k in state
+        if tensors[k].shape != state[k].shape
     ]
     if wrong:
         raise ShapeMismatch(f"`{name}` has other shapes than {type(model).__name__}: {_few(wrong)}.")

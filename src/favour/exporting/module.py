@@ -59,7 +59,7 @@ class Choices:
     output: int
     alone: bool  # whether the output is all that the model returns, which `Predictor.probabilities` needs
     inside: bool = False  # whether it ends in a softmax or sigmoid of logits that the graph has
-    given: bool = False  # whether it is probabilities otherwise
+    squashed: bool = False  # whether it is probabilities otherwise
 
 
 class Answer(nn.Module):
@@ -94,7 +94,7 @@ class Answer(nn.Module):
             logits = self._logits(belief, args, kwargs)
             p = self._probabilities(logits, args, kwargs)
             named = {"mean": belief.mean, "variance": belief.variance, "probabilities": p}
-            if choices.link in ("softmax", "binary") and not choices.given:
+            if choices.link in ("softmax", "binary") and not choices.squashed:
                 named["jsd"] = self._disagreement(logits, args, kwargs)
         if choices.covariance:
             named["covariance"] = belief.covariance_matrix
@@ -110,7 +110,7 @@ class Answer(nn.Module):
     def _probabilities(self, logits: Belief, args: tuple, kwargs: dict[str, Any]) -> Tensor:
         link = self.choices.link
         assert link is not None
-        if self.choices.given:
+        if self.choices.squashed:
             return as_given(logits.mean, link, link == "softmax")
         if self.choices.alone:
             return self.predict.probabilities(*args, kind=link, **kwargs)
@@ -268,9 +268,9 @@ def choose(
     end = Ending()
     if isinstance(predict, Predictor):
         end = classes.ending_of(base, args, kwargs) if len(base.graph.outputs) == 1 else ending(base.graph, index)
-    given = False
+    squashed = False
     if kind in (None, *predictive.KINDS):
-        kind, given = classes.reading(end, belief, kind)
+        kind, squashed = classes.reading(end, belief, kind)
     if kind is None:
         kind = "softmax" if len(event) == 1 and event[0] > 1 else REGRESSION
     if kind not in (*predictive.KINDS, REGRESSION):
@@ -284,26 +284,30 @@ def choose(
     small = len(event) == 1 and 1 < event[0] <= SMALL
     alone = isinstance(answer, Belief)
     inside = link is not None and end.logits is not None
-    given = link is not None and given
-    return Choices(link, small if covariance is None else covariance, level, noise, index, alone, inside, given), belief
+    squashed = link is not None and squashed
+    return Choices(
+        link, small if covariance is None else covariance, level, noise, index, alone, inside, squashed
+    ), belief
 
 
 def _output(answer: Any, wanted: str | int | None) -> tuple[int, Belief]:
     """The index among the flattened outputs and the belief of the one that is wanted."""
-    found = {}
+    beliefs = {}
     for index, (path, leaf) in enumerate(pytree.tree_flatten_with_path(answer, is_leaf=_is_belief)[0]):
         name = ".".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path)
         if isinstance(leaf, Belief) and bool((leaf.variance > 0).any()):
-            found[name] = index, leaf
-    if not found:
+            beliefs[name] = index, leaf
+    if not beliefs:
         raise UnsupportedOperation(
             "no output of this predictor is uncertain: it has neither dropout nor a posterior. Export the model "
             "itself with torch.onnx.export."
         )
     if wanted is None:
-        if len(found) > 1:
-            raise InvalidValue(f"the model has {len(found)} outputs ({', '.join(found)}); choose one with `output`.")
-        return next(iter(found.values()))
-    if str(wanted) not in found:
-        raise UnknownName(f"there is no uncertain output `{wanted}`; choose one of {', '.join(found) or '(single)'}.")
-    return found[str(wanted)]
+        if len(beliefs) > 1:
+            raise InvalidValue(
+                f"the model has {len(beliefs)} outputs ({', '.join(beliefs)}); choose one with `output`."
+            )
+        return next(iter(beliefs.values()))
+    if str(wanted) not in beliefs:
+        raise UnknownName(f"there is no uncertain output `{wanted}`; choose one of {', '.join(beliefs) or '(single)'}.")
+    return beliefs[str(wanted)]

@@ -26,10 +26,10 @@ def of_examples(model: Exported, examples: Any) -> dict[str, Any]:
         model: That will be written.
         examples: An array, a tuple of them or a dict by the inputs' names.
     """
-    given, named = (examples, {}) if isinstance(examples, tuple) else ((examples,), {})
+    arguments, named = (examples, {}) if isinstance(examples, tuple) else ((examples,), {})
     if isinstance(examples, Mapping):
-        given, named = (), dict(examples)
-    arrays = model.check(*given, **named)
+        arguments, named = (), dict(examples)
+    arrays = model.check(*arguments, **named)
     rows = len(arrays[0])
     if rows < 2:
         raise InvalidValue(f"`examples` has {rows} rows; give some that the model was trained on, a hundred or more.")
@@ -57,8 +57,8 @@ def _spread(array: npt.NDArray, varies: bool) -> dict[str, list[float]]:
     flat = array.reshape(len(array), -1).astype(np.float64)
     if varies or flat.shape[1] > ENTRIES:
         flat = flat.reshape(-1, 1)
-    found = {"mean": flat.mean(0), "stddev": flat.std(0), "low": flat.min(0), "high": flat.max(0)}
-    return {name: _listed(values) for name, values in found.items()}
+    moments = {"mean": flat.mean(0), "stddev": flat.std(0), "low": flat.min(0), "high": flat.max(0)}
+    return {name: _listed(values) for name, values in moments.items()}
 
 
 def _listed(values: npt.NDArray) -> list[float]:

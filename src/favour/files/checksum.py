@@ -90,21 +90,21 @@ def check_onnx(content: bytes, name: str) -> bool:
     return True
 
 
-def expect_checksum(name: str, found: bool, promised: bool, again: str) -> None:
+def expect_checksum(name: str, present: bool, promised: bool, again: str) -> None:
     """Raise where a file that was written with a checksum has none, and warn where it was written without.
 
     Args:
         name: Of the file.
-        found: What `check_archive` or `check_onnx` said.
+        present: What `check_archive` or `check_onnx` said.
         promised: What the file says of itself.
         again: How to write it again.
     """
-    if promised and not found:
+    if promised and not present:
         raise CorruptFile(
             f"`{name}` was written with a checksum and has none now: it was cut short, added to, or its end is "
             "damaged. Copy it again from where it was whole."
         )
-    if not found:
+    if not present:
         warnings.warn(
             f"`{name}` has no checksum, as earlier versions wrote none, so damage to it may go unnoticed. {again}",
             UncheckedFile,

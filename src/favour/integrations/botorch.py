@@ -98,8 +98,8 @@ class FavourModel(Model):
         self.predict, self.masks = predict, masks
         self._n = int(shape[1]) if len(shape) == 2 else 1
         self._dtype = node.dtype or torch.float64
-        given = {"noise": noise, "x_mean": x_mean, "x_scale": x_scale, "y_mean": y_mean, "y_scale": y_scale}
-        for name, value in given.items():
+        constants = {"noise": noise, "x_mean": x_mean, "x_scale": x_scale, "y_mean": y_mean, "y_scale": y_scale}
+        for name, value in constants.items():
             self.register_buffer(name, torch.as_tensor(value, dtype=torch.float64))
 
     @classmethod

@@ -98,11 +98,11 @@ def second_moments(
     posterior: Posterior, named: Mapping[str, Tensor], centre: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """E[(θ − c)²] by name."""
-    found = {}
+    moments = {}
     for name, variance in posterior.variances(named).items():
         shift = named[name] - centre[name] if name in centre else named[name]
-        found[name] = variance + shift.square()
-    return found
+        moments[name] = variance + shift.square()
+    return moments
 
 
 def standard_deviations(posterior: Posterior, second: Mapping[str, Tensor], prior: Prior) -> dict[str, Tensor]:
@@ -114,22 +114,22 @@ def standard_deviations(posterior: Posterior, second: Mapping[str, Tensor], prio
         for name in second:
             group = {"parameter": name, "layer": name.rpartition(".")[0], "shared": ""}[prior]
             members.setdefault(group, []).append(name)
-        found: dict[str, Tensor] = {}
+        shared: dict[str, Tensor] = {}
         for names in members.values():
             total = torch.stack([second[n].sum() for n in names]).sum()
             std = (total / sum(second[n].numel() for n in names)).sqrt()
-            found |= dict.fromkeys(names, std)
-        return found
-    given = prior if isinstance(prior, Mapping) else dict.fromkeys(second, prior)
-    missing = [name for name in second if name not in given]
+            shared |= dict.fromkeys(names, std)
+        return shared
+    priors = prior if isinstance(prior, Mapping) else dict.fromkeys(second, prior)
+    missing = [name for name in second if name not in priors]
     if missing:
         raise UnknownName(f"`prior` has no standard deviation for {', '.join(f'`{n}`' for n in missing)}.")
-    stds = {name: torch.as_tensor(given[name]).to(second[name]) for name in second}
+    stds = {name: torch.as_tensor(priors[name]).to(second[name]) for name in second}
     if not torch.compiler.is_compiling():
         for name, std in stds.items():
             if not bool(((std > 0) & std.isfinite()).all()):
                 raise InvalidValue(
-                    f"`prior` of `{name}` is {given[name]}; a standard deviation is positive and finite."
+                    f"`prior` of `{name}` is {priors[name]}; a standard deviation is positive and finite."
                 )
     return stds
 
@@ -237,8 +237,8 @@ def _(gaussian: Diagonal, factor: Tensor) -> Tensor:
 
 @gram_inverse.register
 def _(gaussian: Rows, factor: Tensor) -> Tensor:
-    own, scaled = gaussian.factor.flatten(2), factor.flatten(2) / gaussian.diag.flatten(1)  # (r, m, n), (K, m, n)
-    across = torch.einsum("kij,rij->irk", scaled, own)  # F D⁻¹ L of each row
+    columns, scaled = gaussian.factor.flatten(2), factor.flatten(2) / gaussian.diag.flatten(1)  # (r, m, n), (K, m, n)
+    across = torch.einsum("kij,rij->irk", scaled, columns)  # F D⁻¹ L of each row
     inner = torch.linalg.solve(_capacitance(gaussian), across)
     return torch.einsum("kij,lij->kl", scaled, factor.flatten(2)) - torch.einsum("irk,irl->kl", across, inner)
 
@@ -261,5 +261,5 @@ def _log_det_psd(matrix: Tensor) -> Tensor:
     """log det of PSD matrices (…, N, N) by Cholesky; −∞ where that fails."""
     wide = matrix if matrix.dtype == torch.float64 else matrix.float()
     tril, info = torch.linalg.cholesky_ex(wide)
-    found = 2 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return torch.where(info == 0, found, -math.inf).to(matrix.dtype)
+    logs = 2 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return torch.where(info == 0, logs, -math.inf).to(matrix.dtype)

@@ -193,10 +193,10 @@ def _schedule(
 
 
 def _step_sizes(lr: float | Mapping[str, float] | None, default: Mapping[str, float]) -> dict[str, float]:
-    given = dict.fromkeys(default, float(lr)) if isinstance(lr, int | float) else dict(lr or {})
-    unknown = [name for name in given if name not in default]
+    sizes = dict.fromkeys(default, float(lr)) if isinstance(lr, int | float) else dict(lr or {})
+    unknown = [name for name in sizes if name not in default]
     if unknown:
         raise InvalidValue(f"`lr` names {', '.join(map(repr, unknown))}; step sizes are of {', '.join(default)}.")
-    if bad := [f"{name}: {value}" for name, value in given.items() if not 0 < value < math.inf]:
+    if bad := [f"{name}: {value}" for name, value in sizes.items() if not 0 < value < math.inf]:
         raise InvalidValue(f"`lr` holds {', '.join(bad)}; step sizes are positive.")
-    return dict(default) | given
+    return dict(default) | sizes

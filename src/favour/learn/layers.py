@@ -52,11 +52,11 @@ def called(function: Callable[..., Any], x: Any) -> Any:
 def calls_of(model: nn.Module, example: Any) -> dict[str, Tensor]:
     """The first input of every linear, convolutional and dropout layer that runs, by path and in the order they run."""
     paths, hooks = rates.names_of(model), []
-    found: dict[str, Tensor] = {}
+    calls: dict[str, Tensor] = {}
 
     def note(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if inputs and isinstance(inputs[0], Tensor):
-            found.setdefault(paths[id(module)], inputs[0].detach())
+            calls.setdefault(paths[id(module)], inputs[0].detach())
 
     training = {m: m.training for m in model.modules()}
     try:
@@ -70,26 +70,26 @@ def calls_of(model: nn.Module, example: Any) -> dict[str, Tensor]:
             hook.remove()
         for module, flag in training.items():
             module.training = flag
-    return found
+    return calls
 
 
 def units_of(model: nn.Module, calls: Mapping[str, Tensor]) -> dict[str, int]:
     return {p: rates.draws_of(m, calls[p]) for p, m in rates.dropouts(model).items() if p in calls}
 
 
-def layers_of(model: nn.Module, calls: Mapping[str, Tensor], own: set[str]) -> dict[str, nn.Module]:
+def layers_of(model: nn.Module, calls: Mapping[str, Tensor], bayesian: set[str]) -> dict[str, nn.Module]:
     modules = dict(model.named_modules())
     seen: set[int] = set()
-    found: dict[str, nn.Module] = {}
+    layers: dict[str, nn.Module] = {}
     for path in calls:
         module = modules[path]
-        if not isinstance(module, LAYERS) or f"{path}.weight".removeprefix(".") in own:
+        if not isinstance(module, LAYERS) or f"{path}.weight".removeprefix(".") in bayesian:
             continue
         if id(module.weight) in seen:  # tied: one draw, under its first name
             continue
         seen.add(id(module.weight))
-        found[path] = module
-    return found
+        layers[path] = module
+    return layers
 
 
 def below(model: nn.Module, path: str) -> list[str]:

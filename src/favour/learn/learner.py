@@ -104,8 +104,8 @@ class Learner(nn.Module):
         self._original = [model]  # in a list, so that it is no submodule
         copied = copy.deepcopy(model)
         calls = calls_of(copied, example)
-        own = {n for p, m in copied.named_modules() if hasattr(m, "favour_posterior") for n in below(copied, p)}
-        start = self._start(copied, calls, own, posterior, layers, rank, initial_std, seed)
+        bayesian = {n for p, m in copied.named_modules() if hasattr(m, "favour_posterior") for n in below(copied, p)}
+        start = self._start(copied, calls, bayesian, posterior, layers, rank, initial_std, seed)
         self.rates = rates.make_learnable(copied, units_of(copied, calls)) if "rates" in self.learn else {}
         if "rates" in self.learn and not self.rates and tuple(learn) != LEARN:
             raise InvalidValue(
@@ -114,7 +114,7 @@ class Learner(nn.Module):
         learned = "variances" in self.learn and not start.is_empty
         spreads = spread.Spreads(start) if learned else None
         self.network = Network(copied, spreads, start)
-        self._freeze(copied, own)
+        self._freeze(copied, bayesian)
         self._set_prior(prior, start)
         self.log_noise: nn.Parameter | None = None
         self.predict = self._compiled(example, options)
@@ -138,7 +138,7 @@ class Learner(nn.Module):
         self,
         model: nn.Module,
         calls: Mapping[str, Tensor],
-        own: set[str],
+        bayesian: set[str],
         posterior: Any,
         layers: Sequence[str] | None,
         rank: int,
@@ -147,43 +147,43 @@ class Learner(nn.Module):
     ) -> Posterior:
         named = dict(model.named_parameters(remove_duplicate=False))
         if not isinstance(posterior, str):
-            given = Posterior.wrap(posterior)
-            given.validate(named)
-            if given.means:
+            wrapped = Posterior.wrap(posterior)
+            wrapped.validate(named)
+            if wrapped.means:
                 raise InvalidType("`posterior` replaces means; put them into the model, whose means a fit begins at.")
-            return given
+            return wrapped
         if posterior not in KINDS:
             raise InvalidValue(
                 f"`posterior` is {posterior!r}; choose one of {', '.join(KINDS)}, or a favour.Posterior."
             )
         if "variances" not in self.learn:
             return Posterior({})
-        found = layers_of(model, calls, own)
+        chosen = layers_of(model, calls, bayesian)
         if layers is not None:
             unknown = [
-                name for name in layers if not any(path == name or path.startswith(f"{name}.") for path in found)
+                name for name in layers if not any(path == name or path.startswith(f"{name}.") for path in chosen)
             ]
             if unknown:
                 raise UnknownName(
                     f"`layers` names {', '.join(f'`{n}`' for n in unknown)}, where no linear or convolutional layer "
-                    f"runs; there are {', '.join(f'`{p}`' for p in found) or 'none'}."
+                    f"runs; there are {', '.join(f'`{p}`' for p in chosen) or 'none'}."
                 )
-            found = {p: m for p, m in found.items() if any(within(p, n) for n in layers)}
-        if not found:
-            if own:
+            chosen = {p: m for p, m in chosen.items() if any(within(p, n) for n in layers)}
+        if not chosen:
+            if bayesian:
                 return Posterior({})  # its own Bayesian layers are learned
             raise InvalidValue("the model has no linear or convolutional layer; give a `posterior` by parameter name.")
-        stds = {path: initial_std * scale(layer) for path, layer in found.items()}
-        return spread.start(posterior, found, stds, rank, torch.Generator().manual_seed(seed))
+        stds = {path: initial_std * scale(layer) for path, layer in chosen.items()}
+        return spread.start(posterior, chosen, stds, rank, torch.Generator().manual_seed(seed))
 
-    def _freeze(self, model: nn.Module, own: set[str]) -> None:
+    def _freeze(self, model: nn.Module, bayesian: set[str]) -> None:
         """Leave gradients to what is learned."""
         held = {id(layer.logits) for layer in self.rates.values()}
         means = set(Posterior.from_module(model).names)
         for name, parameter in model.named_parameters():
             if id(parameter) in held:
                 continue
-            kind = "variances" if name in own and name not in means else "means"
+            kind = "variances" if name in bayesian and name not in means else "means"
             if isinstance(model.get_submodule(name.rpartition(".")[0]), rates.Dropout):
                 kind = "rates"
             parameter.requires_grad_(parameter.requires_grad and kind in self.learn)
@@ -216,8 +216,8 @@ class Learner(nn.Module):
             options.setdefault("task", "classification")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NothingUncertain)  # noise alone may be learned
-            found = compile(self.network, example, **options)
-        return found
+            predict = compile(self.network, example, **options)
+        return predict
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("predict", "_answer"):  # no submodules: their parameters are the network's
@@ -274,20 +274,20 @@ class Learner(nn.Module):
         """What is trained, by the names of `learn`."""
         logits = {id(layer.logits) for layer in self.rates.values()}
         means = {id(p) for n, p in self.network.model.named_parameters() if n not in self._own_spreads()}
-        found: dict[str, list[nn.Parameter]] = {}
+        groups: dict[str, list[nn.Parameter]] = {}
         for parameter in self.parameters():
             if not parameter.requires_grad:
                 continue
             kind = "rates" if id(parameter) in logits else "means" if id(parameter) in means else "variances"
-            found.setdefault("noise" if parameter is self.log_noise else kind, []).append(parameter)
-        return found
+            groups.setdefault("noise" if parameter is self.log_noise else kind, []).append(parameter)
+        return groups
 
     def _own_spreads(self) -> set[str]:
         """Parameters of the model's own Bayesian layers that are no means."""
         model = self.network.model
         means = set(Posterior.from_module(model).names)
-        own = {n for p, m in model.named_modules() if hasattr(m, "favour_posterior") for n in below(model, p)}
-        return own - means
+        bayesian = {n for p, m in model.named_modules() if hasattr(m, "favour_posterior") for n in below(model, p)}
+        return bayesian - means
 
     # ---- results
 
@@ -307,11 +307,11 @@ class Learner(nn.Module):
         posterior = self._whole()
         with torch.no_grad():
             if isinstance(self.prior, str):
-                found = prior_std(posterior, self.prior, parameters=self._named())
+                stds = prior_std(posterior, self.prior, parameters=self._named())
             else:
-                given = self.prior if isinstance(self.prior, Mapping) else dict.fromkeys(posterior.names, self.prior)
-                found = {n: torch.as_tensor(given[n]) for n in posterior.names}
-        return {n.removeprefix(PREFIX): s for n, s in found.items()}
+                priors = self.prior if isinstance(self.prior, Mapping) else dict.fromkeys(posterior.names, self.prior)
+                stds = {n: torch.as_tensor(priors[n]) for n in posterior.names}
+        return {n.removeprefix(PREFIX): s for n, s in stds.items()}
 
     def rate_values(self) -> dict[str, Tensor]:
         """Learned rates by module path."""

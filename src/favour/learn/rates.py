@@ -31,14 +31,14 @@ class ChannelDropout(nn.Module):
 
 def dropouts(model: nn.Module) -> dict[str, nn.Module]:
     """The modules whose rates can be trained, by path; those that are switched off (p = 0) are not among them."""
-    found: dict[str, nn.Module] = {}
+    modules: dict[str, nn.Module] = {}
     for path, module in model.named_modules():
         if isinstance(module, Dropout):
             if module.learnable or bool((module.p > 0).all()):
-                found[path] = module
+                modules[path] = module
         elif type(module) in (nn.Dropout, *CHANNELS) and 0 < float(module.p) < 1:
-            found[path] = module
-    return found
+            modules[path] = module
+    return modules
 
 
 def make_learnable(model: nn.Module, units: dict[str, int]) -> dict[str, Dropout]:

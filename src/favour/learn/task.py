@@ -109,7 +109,7 @@ class Task:
                 self._diverged(before, f"the objective became {objective:.4g}")
             if not self.history:
                 self.first = objective
-            found = judge(self.learner, self.rows.held, self.device, refit_noise=self.refit)
+            judgement = judge(self.learner, self.rows.held, self.device, refit_noise=self.refit)
             with torch.no_grad():
                 divergence = float(self.learner.divergence())
             record = Record(
@@ -118,16 +118,16 @@ class Task:
                 -(self.rows.count * nll + divergence),
                 nll,
                 divergence,
-                None if found is None else found.nll,
-                None if found is None else found.calibration,
+                None if judgement is None else judgement.nll,
+                None if judgement is None else judgement.calibration,
                 time.perf_counter() - begin,
             )
-            if found is not None and not math.isfinite(found.nll):
-                self._diverged(before, f"held-out rows have a log-likelihood of {-found.nll:.4g}")
+            if judgement is not None and not math.isfinite(judgement.nll):
+                self._diverged(before, f"held-out rows have a log-likelihood of {-judgement.nll:.4g}")
             self.history.append(record)
             if self._better(record, plan):
                 self.best, self.kept, since = record, self._state(), 0
-                self.noise = self.learner.noise() if found is None else found.noise
+                self.noise = self.learner.noise() if judgement is None else judgement.noise
             else:
                 since += 1
             self._write(optimiser, plan, record.seconds)
@@ -241,16 +241,16 @@ class Task:
         learner.load_state_dict(self.kept)
         fitted = learner.fitted_model()
         posterior = learner.posterior()
-        own = set(Posterior.from_module(fitted).names)
-        given = Posterior(
-            {k: g for k, g in posterior.gaussians.items() if not {*([k] if isinstance(k, str) else k)} & own},
+        bayesian = set(Posterior.from_module(fitted).names)
+        outside = Posterior(
+            {k: g for k, g in posterior.gaussians.items() if not {*([k] if isinstance(k, str) else k)} & bayesian},
             latents=posterior.latents,
         )
         options = {k: v for k, v in self.options.items() if v is not None}
         if learner.likelihood.classes and learner.likelihood.covariance:
             options.setdefault("task", "classification")
         options.setdefault("check", self.check)
-        predict = compile(fitted, learner.example, posterior=given, **options)
+        predict = compile(fitted, learner.example, posterior=outside, **options)
         return Fitted(
             predict,
             fitted,

@@ -151,12 +151,12 @@ def _labelled(header: str, body: Sequence[str]) -> tuple[str, list[str], int]:
     labels = {column: escape(": ".join(words), quote=True) for column, words in titles.items() if words}
 
     def titled(lines: Sequence[str]) -> list[str]:
-        given = list(lines)
+        marked = list(lines)
         for i, column, across, match in reversed(list(_placed(lines))):
             if across == 1 and column in labels:
                 at = match.end(2)
-                given[i] = given[i][:at] + f' data-label="{labels[column]}"' + given[i][at:]
-        return given
+                marked[i] = marked[i][:at] + f' data-label="{labels[column]}"' + marked[i][at:]
+        return marked
 
     return "".join(f"{line}</tr>" for line in titled(tops)), titled(body), max(titles, default=0) + 1
 

@@ -55,10 +55,10 @@ def signed(schema: Any, run: str, number: int) -> Any:
 
 def signature(file: Path) -> tuple[str, int] | None:
     """Run and number of a part; None for any other file."""
-    found = _metadata(file).get(PART)
-    if found is None:
+    stamp = _metadata(file).get(PART)
+    if stamp is None:
         return None
-    run, _, number = found.decode().partition(" ")
+    run, _, number = stamp.decode().partition(" ")
     return run, int(number)
 
 
@@ -74,10 +74,10 @@ def _metadata(file: Path) -> dict[bytes, bytes]:
 
 def _manifest(content: bytes | str | None) -> Manifest | None:
     try:
-        found = None if content is None else json.loads(content)
+        manifest = None if content is None else json.loads(content)
     except ValueError:
         return None
-    return found if isinstance(found, dict) and found.get(MARK) == KIND and "identity" in found else None
+    return manifest if isinstance(manifest, dict) and manifest.get(MARK) == KIND and "identity" in manifest else None
 
 
 def _read(file: Path) -> Manifest | None:
@@ -95,9 +95,9 @@ def begun(folder: Path) -> tuple[Manifest | None, list[str]]:
     """The manifest of an unfinished run, and what is there of others."""
     if not os.path.lexists(folder):
         return None, []
-    found = None if folder.is_symlink() else _read(folder / MANIFEST)
-    if found is not None:
-        return found, [f"`{path}` is none of the files of a rating" for path in _strangers(folder)]
+    manifest = None if folder.is_symlink() else _read(folder / MANIFEST)
+    if manifest is not None:
+        return manifest, [f"`{path}` is none of the files of a rating" for path in _strangers(folder)]
     # A run that is killed before it has a manifest leaves the folder empty, or with a temporary file.
     if folder.is_dir() and not folder.is_symlink() and all(abandoned(p.name) == MANIFEST for p in folder.iterdir()):
         return None, []
@@ -116,21 +116,21 @@ def final(place: Place, whole: Mapping[str, Any] | None = None) -> tuple[Manifes
     foreign = []
     if place.sidecar is not None and known is None and os.path.lexists(place.sidecar):
         foreign.append(f"`{place.sidecar}` is there, and is not what a rating is described in")
-    found: Manifest | None = None
+    manifest: Manifest | None = None
     for path, name in ((place.out, "_result"), (place.bad_out, "_bad_result")):
         if not os.path.lexists(path):
             continue
         if place.form == "parquet":
             metadata = _metadata(path)
             ours = (_manifest(metadata.get(RESULT)) is not None) if name == "_result" else BAD in metadata
-            found = _manifest(metadata.get(RESULT)) if name == "_result" else found
+            manifest = _manifest(metadata.get(RESULT)) if name == "_result" else manifest
         else:
             prints = [m.get("content", {}).get(name) for m in (known, whole) if m is not None]
             ours = path.is_file() and not path.is_symlink() and content_digest(path) in prints
-            found = known if name == "_result" and ours else found
+            manifest = known if name == "_result" and ours else manifest
         if not ours:
             foreign.append(f"`{path}` {_whose(path, known is not None)}")
-    return found, foreign
+    return manifest, foreign
 
 
 def _whose(path: Path, described: bool) -> str:
@@ -151,14 +151,14 @@ def _final_folder(out: Path) -> tuple[Manifest | None, list[str]]:
     names = {p.name for p in out.iterdir()}
     if not names:
         return None, []
-    found = _read(out / MANIFEST)
-    if found is None:
+    manifest = _read(out / MANIFEST)
+    if manifest is None:
         return None, [f"`{out}` is a folder of other things"]
-    wanted = {f"part-{number:06d}.parquet" for number in found.get("numbers", ())}
+    wanted = {f"part-{number:06d}.parquet" for number in manifest.get("numbers", ())}
     lost, more = wanted - names, {n for n in names - wanted if _PART_NAME.fullmatch(n)}
     foreign = [f"`{path}` is none of the files of a rating" for path in _strangers(out)]
     foreign += [f"`{out / name}` is no part of the rating there" for name in sorted(more)]
-    return {**found, "lost": sorted(lost)} if lost else found, foreign
+    return {**manifest, "lost": sorted(lost)} if lost else manifest, foreign
 
 
 def _strangers(folder: Path) -> Iterable[Path]:

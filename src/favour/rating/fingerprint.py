@@ -47,7 +47,7 @@ def files_digest(files: Sequence[str]) -> str:
         raise InvalidValue(f"`{error.filename}` cannot be read: {error.strerror}.") from error
     total = sum(s.st_size for s in stats)
     budget = WHOLE if total <= WHOLE else WHOLE // max(1, len(files))
-    for file, found in zip(files, stats, strict=True):
-        described: tuple[Any, ...] = (file, found.st_size, found.st_mtime_ns, content_digest(file, budget))
+    for file, stat in zip(files, stats, strict=True):
+        described: tuple[Any, ...] = (file, stat.st_size, stat.st_mtime_ns, content_digest(file, budget))
         sha.update("\0".join(map(str, described)).encode("utf-8", "surrogateescape") + b"\n")
     return sha.hexdigest()

@@ -36,11 +36,11 @@ def reading_for(data: Data, options: Options, rater: Rater | None, rows: Any = N
         if options.columns or options.id:
             raise InvalidValue("an NPY file has no named columns; leave out `columns` and `id`.")
         assert data.shape is not None
-        given = data.shape
+        row = data.shape
     else:
         columns = _chosen(data, options, wanted)
-        given = _row_shape(data, columns, wanted, rows)
-    return Reading(columns, options.id, dtype, _fitted(given, wanted, columns), header=data.header)
+        row = _row_shape(data, columns, wanted, rows)
+    return Reading(columns, options.id, dtype, _fitted(row, wanted, columns), header=data.header)
 
 
 def _chosen(data: Data, options: Options, wanted: tuple[int | None, ...] | None) -> tuple[str, ...]:
@@ -100,13 +100,13 @@ def _row_shape(
     return (lengths[0],)
 
 
-def _fitted(given: tuple[int, ...], wanted: tuple[int | None, ...] | None, columns: tuple[str, ...]) -> tuple[int, ...]:
+def _fitted(row: tuple[int, ...], wanted: tuple[int | None, ...] | None, columns: tuple[str, ...]) -> tuple[int, ...]:
     """The shape of one input: the model's, if the row has as many numbers."""
     if wanted is None:
-        return given
-    if len(given) == len(wanted) and all(w in (None, g) for g, w in zip(given, wanted, strict=True)):
-        return given
-    numbers = int(np.prod(given))
+        return row
+    if len(row) == len(wanted) and all(w in (None, g) for g, w in zip(row, wanted, strict=True)):
+        return row
+    numbers = int(np.prod(row))
     fixed = int(np.prod([size for size in wanted if size is not None]))
     free = [i for i, size in enumerate(wanted) if size is None]
     if not free and numbers == fixed:
@@ -115,7 +115,7 @@ def _fitted(given: tuple[int, ...], wanted: tuple[int | None, ...] | None, colum
         return tuple(numbers // fixed if size is None else size for size in wanted)
     shown = ", ".join(columns[:8]) + (", …" if len(columns) > 8 else "")
     chosen = f" ({shown}); choose with `columns`" if columns else ""
-    raise InvalidValue(f"the model takes inputs of shape {wanted} and a row of the data has {given}{chosen}.")
+    raise InvalidValue(f"the model takes inputs of shape {wanted} and a row of the data has {row}{chosen}.")
 
 
 def _image_shape(options: Options, wanted: tuple[int | None, ...] | None) -> tuple[int, int, int]:

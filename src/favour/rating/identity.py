@@ -41,14 +41,14 @@ def identity_of(rater: Rater, data: Data, options: Any) -> dict[str, Any]:
 
 def versions(rater: Rater, kind: str = "") -> dict[str, str]:
     """Of what computes the numbers."""
-    found = {"favour": favour.__version__, "torch": torch.__version__.split("+")[0]}
+    releases = {"favour": favour.__version__, "torch": torch.__version__.split("+")[0]}
     used = {"onnxruntime": rater.runtime == "onnx", "pillow": kind == "images"}
     for name in (name for name, needed in used.items() if needed):
         try:
-            found[name] = importlib.metadata.version(name)
+            releases[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:  # a build of another name, such as onnxruntime-gpu
-            found[name] = "unknown"
-    return found
+            releases[name] = "unknown"
+    return releases
 
 
 def next_step(store: Store, standing: Standing, identity: Mapping[str, Any], overwrite: bool) -> Step:

@@ -192,19 +192,19 @@ def prepared(
     began = time.perf_counter()
     store = Store(out)
     # Whatever can be wrong with the arguments is found before anything is written.
-    found = find(data, options.header, options.columns)
-    store.keep_apart(found.given, found.files)
+    sources = find(data, options.header, options.columns)
+    store.keep_apart(sources.places, sources.files)
     device = device or default_device(model)
     opened = open_model(model, weights, options.kind, device)
-    reading = reading_for(found, options, opened if isinstance(opened, Rater) else None)
-    carried = (reading.id,) if reading.id and found.kind != "images" else ()
-    rows = options.part_rows or PART_ROWS.get(found.kind, DEFAULT_PART_ROWS)
-    parts = list(units(found, rows, reading.columns, carried))
-    example, id_type = example_of(parts, reading, found, EXAMPLE)
+    reading = reading_for(sources, options, opened if isinstance(opened, Rater) else None)
+    carried = (reading.id,) if reading.id and sources.kind != "images" else ()
+    rows = options.part_rows or PART_ROWS.get(sources.kind, DEFAULT_PART_ROWS)
+    parts = list(units(sources, rows, reading.columns, carried))
+    example, id_type = example_of(parts, reading, sources, EXAMPLE)
     rater = opened if isinstance(opened, Rater) else opened(example)
     columns = rated_columns(rater(example), rater.kind, options.level, rater.labels, options.every_class)
     wanted = schema(columns, id_type if store.form != "csv" else text_type(id_type))
-    identity = identity_of(rater, found, options)
+    identity = identity_of(rater, sources, options)
     with store.locked():
         settled = store.settle()
         standing = store.standing()
@@ -217,7 +217,7 @@ def prepared(
             return
         earlier = standing.begun or {} if step is Step.go_on else {}
         batch = options.batch_size or earlier.get("batch") or fitting_batch(rater, example, processes, device)
-        plan = Plan(store.given, reading, batch, wanted, options.level, options.every_class)
+        plan = Plan(store.target, reading, batch, wanted, options.level, options.every_class)
         manifest = {"identity": identity, "batch": batch, "columns": list(reading.columns)}
         if step is Step.begin:
             store.begin(manifest)
@@ -227,7 +227,7 @@ def prepared(
         rows, bad = store.counts(done)
         todo = [i for i in range(len(parts)) if i not in done]
         total = sum(unit.rows for unit in parts)
-        yield Prepared(store, manifest, plan, rater, parts, todo, found, rows, bad, total, began)
+        yield Prepared(store, manifest, plan, rater, parts, todo, sources, rows, bad, total, began)
 
 
 def _check_part(store: Store, number: int, parts: Sequence[Unit]) -> None:

@@ -133,13 +133,13 @@ class PredictorRater(Rater):
                     "Name a module with `favour.compile(..., at=...)`."
                 )
             end = classes.ending_of(self.predictor, (batch,))
-            kind, given = classes.reading(end, belief, self.kind or None)
+            kind, squashed = classes.reading(end, belief, self.kind or None)
             if not self.kind:
                 event = tuple(belief.event_shape)
                 single = event in ((), (1,))
                 self.kind = kind or ("regression" if single else check_event(event, None))
             outputs = {"mean": belief.mean, "variance": belief.variance}
-            if self.kind != "regression" and given:
+            if self.kind != "regression" and squashed:
                 outputs["probabilities"] = as_given(belief.mean, self.kind, end.sums)
             elif self.kind != "regression":
                 logits = belief if end.logits is None else self.predictor.logits(batch)
@@ -186,7 +186,7 @@ class ExportedRater(Rater):
             raise InvalidValue(f"`{path}` was exported as {self.kind!r} and cannot be rated as {kind!r}.")
         self.labels, self.level = self.model.labels, self.model.level
         self.shape, self.dtype = self.model.example_shape, self.model.inputs[0].dtype
-        self.path, self.given, self._digest = path, kind, digest(path)
+        self.path, self.wanted, self._digest = path, kind, digest(path)
         self.runtime = "onnx" if path.lower().endswith(".onnx") else "torch"
 
     def digest(self) -> str:
@@ -194,7 +194,7 @@ class ExportedRater(Rater):
 
     @property
     def packed(self) -> Packed:
-        return Packed(os.path.splitext(self.path)[1].lower(), Path(self.path).read_bytes(), self.given)
+        return Packed(os.path.splitext(self.path)[1].lower(), Path(self.path).read_bytes(), self.wanted)
 
     def __call__(self, x: npt.NDArray) -> Outputs:
         return {name: value for name, value in self.model(x).items() if name != "covariance"}

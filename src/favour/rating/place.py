@@ -26,7 +26,7 @@ class Place:
     """The paths of a result.
 
     Attributes:
-        given: As the user named it; a slash at the end makes it a folder.
+        target: As the user named it; a slash at the end makes it a folder.
         form: `"parquet"`, `"csv"` or `"folder"`.
         out: The result.
         bad_out: The file (or folder) of bad rows.
@@ -35,15 +35,15 @@ class Place:
     """
 
     def __init__(self, out: str | os.PathLike[str]) -> None:
-        self.given = given = os.fspath(out)
-        self.out = Path(given)
+        self.target = path = os.fspath(out)
+        self.out = Path(path)
         if not self.out.name or self.out.name == "..":
-            raise InvalidValue(f"`{given}` is no name for a result; give that of a file or of a new folder.")
+            raise InvalidValue(f"`{path}` is no name for a result; give that of a file or of a new folder.")
         suffix = self.out.suffix.lower()
         self.form = FORMS.get(suffix, "folder")
-        if self.form == "folder" and suffix and not given.endswith(("/", os.sep)) and not self.out.is_dir():
+        if self.form == "folder" and suffix and not path.endswith(("/", os.sep)) and not self.out.is_dir():
             raise InvalidValue(
-                f"`{given}`: results are written to {', '.join(FORMS)} files, or into a folder, whose name has no "
+                f"`{path}`: results are written to {', '.join(FORMS)} files, or into a folder, whose name has no "
                 "suffix or ends in a slash."
             )
         self.folder = self.out.with_name(self.out.name + ".parts")
@@ -64,27 +64,27 @@ class Place:
         others = [self.bad_out] if self.single else []
         return [self.out, *others, *([self.sidecar] if self.sidecar else []), self.folder, lock_file(self.out)]
 
-    def keep_apart(self, given: Sequence[str], files: Sequence[str]) -> None:
+    def keep_apart(self, inputs: Sequence[str], files: Sequence[str]) -> None:
         """Refuse inputs that are, hold or would find what is written.
 
         Args:
-            given: Paths, folders and globs as the user named them.
+            inputs: Paths, folders and globs as the user named them.
             files: What they stand for.
         """
-        own = [os.path.realpath(path) for path in self.paths]
+        outputs = [os.path.realpath(path) for path in self.paths]
         known = {(s.st_dev, s.st_ino): str(p) for p in self.paths if p.is_file() for s in [p.stat()]}
         for file in files:
             real, there = os.path.realpath(file), os.stat(file)
-            written = known.get((there.st_dev, there.st_ino)) or next((p for p in own if _within(real, p)), None)
+            written = known.get((there.st_dev, there.st_ino)) or next((p for p in outputs if _within(real, p)), None)
             if written is not None:
                 raise InvalidValue(
                     f"the input `{file}` is `{written}`, which this rating writes; give the result another name."
                 )
-        for item in given:
+        for item in inputs:
             if os.path.isdir(item):
-                inside = next((path for path in own if _within(path, os.path.realpath(item))), None)
+                inside = next((path for path in outputs if _within(path, os.path.realpath(item))), None)
             elif not os.path.exists(item):
-                inside = next((path for path in own if any(_found(item, p) for p in _above(path))), None)
+                inside = next((path for path in outputs if any(_found(item, p) for p in _above(path))), None)
             else:
                 continue
             if inside is not None:

@@ -201,9 +201,9 @@ def _parsed(texts: list[str | None], name: str, integers: bool, reasons: dict[in
     values = np.array([0 if i in odd else v for i, v in enumerate(parsed)], np.int64)
     if odd:
         at = np.array(list(odd))
-        found: dict[int, str] = {}
-        values[at] = _whole(np.array(list(odd.values())), name, found)
-        for k, reason in found.items():
+        refused: dict[int, str] = {}
+        values[at] = _whole(np.array(list(odd.values())), name, refused)
+        for k, reason in refused.items():
             reasons.setdefault(int(at[k]), reason)
     return values
 
@@ -226,8 +226,8 @@ def _lists(column: Any, name: str, features: int) -> tuple[npt.NDArray, dict[int
     reasons: dict[int, str] = {}
     lengths = pc.fill_null(pc.list_value_length(column), -1).to_numpy()
     for i in np.flatnonzero(lengths != features):
-        given = f"holds {lengths[i]} values instead of {features}"
-        reasons[int(i)] = f"column `{name}` {given if lengths[i] >= 0 else 'is missing'}"
+        length = f"holds {lengths[i]} values instead of {features}"
+        reasons[int(i)] = f"column `{name}` {length if lengths[i] >= 0 else 'is missing'}"
     fits = lengths == features
     flat = pc.list_flatten(column.filter(pa.array(fits)))
     x = np.zeros((len(lengths), features), flat.type.to_pandas_dtype())

@@ -91,7 +91,7 @@ class Data:
     shape: tuple[int, ...] | None = None  # of a row of an NPY file
     header: bool = True  # whether the first line of CSV files holds names
     unclear: tuple[str, ...] = ()  # columns of a CSV file that hold numbers in some rows and not in most
-    given: tuple[str, ...] = ()  # paths, folders and globs, as the user named them
+    places: tuple[str, ...] = ()  # paths, folders and globs, as the user named them
 
     def fingerprint(self) -> str:
         """Changes when a file comes, goes or is written to; see `favour.rating.fingerprint`."""
@@ -114,12 +114,12 @@ def find(
         InvalidValue: Nothing there, or files of different kinds.
         CorruptFile: A file is not what its name says.
     """
-    given = [os.fspath(item) for item in ([data] if isinstance(data, str | os.PathLike) else data)]
-    files = [file for item in given for file in _expand(item)]
+    items = [os.fspath(item) for item in ([data] if isinstance(data, str | os.PathLike) else data)]
+    files = [file for item in items for file in _expand(item)]
     _check_files(files)
     kinds = {_kind(file) for file in files}
     if not files:
-        shown = ", ".join(given)
+        shown = ", ".join(items)
         raise InvalidValue(
             f"no data at `{shown}`: give a Parquet, CSV, TSV or NPY file, a folder of images, or a glob of those."
         )
@@ -129,12 +129,12 @@ def find(
     if kind != "csv" and header is not None:
         raise InvalidValue(f"`header` belongs to CSV files; these are {kind} files.")
     if kind == "parquet":
-        found = _parquet(files)
+        sources = _parquet(files)
     elif kind == "csv":
-        found = _csv(files, header, columns)
+        sources = _csv(files, header, columns)
     else:
-        found = _npy(files) if kind == "npy" else Data(kind, tuple(files))
-    return replace(found, given=tuple(given))
+        sources = _npy(files) if kind == "npy" else Data(kind, tuple(files))
+    return replace(sources, places=tuple(items))
 
 
 def _check_files(files: Sequence[str]) -> None:
@@ -155,7 +155,7 @@ def _expand(item: str) -> list[str]:
         return [p for p in inside if os.path.splitext(p)[1].lower() in {*TABLES, *IMAGES}]
     if os.path.exists(item):
         return [item]
-    return [p for found in sorted(glob.glob(item, recursive=True)) for p in _expand(found)]
+    return [p for path in sorted(glob.glob(item, recursive=True)) for p in _expand(path)]
 
 
 def _kind(file: str) -> str:

@@ -140,7 +140,7 @@ def column_kinds(file: str, names: Sequence[str], named: bool) -> dict[str, str]
     def kind(count: int, blank: int) -> str:
         return "numbers" if 2 * count > records else "unclear" if count or blank == records else "text"
 
-    return {name: kind(*found) for name, *found in zip(names, counts, empty, strict=True)}
+    return {name: kind(*tallies) for name, *tallies in zip(names, counts, empty, strict=True)}
 
 
 def hint(names: Sequence[str]) -> str:

@@ -31,8 +31,8 @@ def abandoned(name: str) -> str | None:
     >>> abandoned(temporary(Path("part-000001.parquet")).name), abandoned(".notes.tmp")
     ('part-000001.parquet', None)
     """
-    found = re.fullmatch(r"\.(.+)\.[0-9a-f]{12}\.tmp", name)
-    return None if found is None else found[1]
+    match = re.fullmatch(r"\.(.+)\.[0-9a-f]{12}\.tmp", name)
+    return None if match is None else match[1]
 
 
 class Writer:

@@ -62,9 +62,9 @@ class Connections:
         self._unread: dict[GuardedProtocol, int] = {}  # bytes of answers that are not read; longest first
         self._sweeping: asyncio.TimerHandle | None = None
 
-    def protocol(self, **given: Any) -> GuardedProtocol:
+    def protocol(self, **arguments: Any) -> GuardedProtocol:
         """For `uvicorn.Config(http=...)`."""
-        return GuardedProtocol(connections=self, **given)
+        return GuardedProtocol(connections=self, **arguments)
 
     def opened(self, connection: GuardedProtocol) -> bool:
         """Whether there is room for it."""
@@ -149,8 +149,8 @@ class _Flow(FlowControl):
 class GuardedProtocol(H11Protocol):
     """One connection; see the module."""
 
-    def __init__(self, connections: Connections, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, connections: Connections, **arguments: Any) -> None:
+        super().__init__(**arguments)
         self.guard = connections
         self.conn: _Parser = _Parser(h11.SERVER, MAX_HEAD)
         self.answered = 0

@@ -83,8 +83,8 @@ class Gate:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         start, status = time.perf_counter(), 499
-        given = {name: value for name, value in scope["headers"] if name in (b"x-request-id", b"host")}
-        scope[ID] = identity = request_id(given.get(b"x-request-id", b"").decode("latin-1"))
+        headers = {name: value for name, value in scope["headers"] if name in (b"x-request-id", b"host")}
+        scope[ID] = identity = request_id(headers.get(b"x-request-id", b"").decode("latin-1"))
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -94,7 +94,7 @@ class Gate:
             await send(message)
 
         try:
-            self._check_host(given.get(b"host"))
+            self._check_host(headers.get(b"host"))
             await self.app(scope, receive, answer)
         except Refused as refusal:
             await self._refuse(answer, refusal, identity)

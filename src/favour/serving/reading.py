@@ -312,7 +312,7 @@ def _has_truth(value: Any) -> bool:
 def _stranger(value: Any) -> str:
     """What in a row is no number."""
     if isinstance(value, list):
-        return next((found for item in value if (found := _stranger(item))), "")
+        return next((stranger for item in value if (stranger := _stranger(item))), "")
     if isinstance(value, int) and not isinstance(value, bool):
         return "" if -(2**63) <= value < 2**64 else "whole numbers out of range"
     return "" if isinstance(value, float) else _kind(value)

@@ -24,7 +24,7 @@ class Gone(Exception):
     """The client left before its request had arrived; there is nobody to answer."""
 
 
-def request_id(given: str | None) -> str:
+def request_id(header: str | None) -> str:
     """The client's own id where it is short and printable, so that it can be written to a log; a new one otherwise.
 
     >>> request_id("order-17")
@@ -32,7 +32,7 @@ def request_id(given: str | None) -> str:
     >>> len(request_id("two\\nlines"))
     32
     """
-    return given if given is not None and SANE_ID.fullmatch(given) else uuid.uuid4().hex
+    return header if header is not None and SANE_ID.fullmatch(header) else uuid.uuid4().hex
 
 
 def error_body(words: str, request: str) -> bytes:

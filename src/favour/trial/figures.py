@@ -46,9 +46,9 @@ def error_against_time(
     return chart.svg(f"Error against time. {words}.")
 
 
-def spread(found: Check) -> str:
+def spread(checked: Check) -> str:
     """Predicted against sampled standard deviations of every output at every input."""
-    predicted, sampled = (t.double().flatten() for t in (found.stddev, found.sampled_stddev))
+    predicted, sampled = (t.double().flatten() for t in (checked.stddev, checked.sampled_stddev))
     live = (predicted > 0) & (sampled > 0)
     predicted, sampled = predicted[live], sampled[live]
     if not len(predicted):
@@ -57,11 +57,11 @@ def spread(found: Check) -> str:
         chosen = torch.linspace(0, len(predicted) - 1, POINTS).round().long()
         predicted, sampled = predicted[chosen], sampled[chosen]
     both = [*predicted.tolist(), *sampled.tolist()]
-    label = f"standard deviation of {found.n:,} samples"
+    label = f"standard deviation of {checked.n:,} samples"
     axis, up = pages.around(both, 0.05, log=True, label=label), pages.around(both, 0.05, log=True)
     chart = pages.Chart(axis, up, "standard deviation predicted", width=420, height=280)
     ends = [axis.low, axis.high]
-    slack = 1 + 2 / (2 * found.n) ** 0.5  # two standard errors of a Gaussian's standard deviation
+    slack = 1 + 2 / (2 * checked.n) ** 0.5  # two standard errors of a Gaussian's standard deviation
     chart.band(ends, [v / slack for v in ends], [v * slack for v in ends], "band c-soft")
     chart.line(ends, ends, "line thin dash c-soft")
     chart.dots(sampled.tolist(), predicted.tolist(), "dots small c-adjoint")

@@ -108,16 +108,16 @@ def trial(
         warned: What was warned of before.
     """
     generator = torch.Generator(device=predict.device).manual_seed(seed)
-    found = check(predict, x, n, generator, output)
+    checked = check(predict, x, n, generator, output)
     args, kwargs = split_example(x)
     explanation = str(predict.explain(*args, **kwargs))
     return Trial(
         name,
-        len(found.mean),
-        max(1, found.mean[:1].numel()),
+        len(checked.mean),
+        max(1, checked.mean[:1].numel()),
         predict.method.name,
         noise(predict),
-        found,
+        checked,
         costs(predict, args, kwargs, generator, compiled),
         warned,
         explanation,

@@ -41,21 +41,21 @@ def read(path: str | Path, rows: int, columns: Sequence[str] | None = None) -> A
         raise InvalidValue(f"`{path}` is not of a kind that is read; these are: {' '.join(ENDINGS)}.")
     try:
         if ending in (".csv", ".tsv"):
-            found: Any = torch.from_numpy(_text(path, rows, columns))
+            data: Any = torch.from_numpy(_text(path, rows, columns))
         elif ending == ".parquet":
-            found = torch.from_numpy(_parquet(path, rows, columns))
+            data = torch.from_numpy(_parquet(path, rows, columns))
         else:
-            found = _tensors(path, ending)
+            data = _tensors(path, ending)
     except (OSError, ValueError, RuntimeError, EOFError) as error:
         if isinstance(error, InvalidValue):
             raise
         raise InvalidValue(f"`{path}` cannot be read: {type(error).__name__}: {str(error).splitlines()[0]}") from error
-    if isinstance(found, dict) and len(found) == 1:
-        (found,) = found.values()
-    leaves = pytree.tree_leaves(found)
+    if isinstance(data, dict) and len(data) == 1:
+        (data,) = data.values()
+    leaves = pytree.tree_leaves(data)
     if not leaves or not all(isinstance(t, Tensor) and t.ndim for t in leaves):
         raise InvalidValue(f"`{path}` holds something else than tensors with a batch.")
-    return pytree.tree_map(lambda t: t[:rows], found)
+    return pytree.tree_map(lambda t: t[:rows], data)
 
 
 def _tensors(path: Path, ending: str) -> Any:

@@ -56,39 +56,39 @@ def answer(trial: Trial) -> str:
 
 def facts(trial: Trial) -> list[tuple[str, str]]:
     """Name and value, in the order in which one asks."""
-    found, costs = trial.check, trial.costs
+    checked, costs = trial.check, trial.costs
     said = [
-        ("verdict", found.verdict),
+        ("verdict", checked.verdict),
         ("inputs, outputs", f"{trial.inputs:,}, {trial.outputs:,} each"),
         ("noise", trial.noise),
     ]
     if not trial.comparable:
         return said
     said += [
-        ("mean off by", f"{found.mean_error:.3f} standard deviations"),
-        ("standard deviations", f"variances off by {found.variance_error:.1%}"),
-        ("correlations", f"covariances off by {found.covariance_error:.1%}"),
-        (f"{found.n:,} samples", f"have a covariance off by {found.sampling_error:.1%}"),
+        ("mean off by", f"{checked.mean_error:.3f} standard deviations"),
+        ("standard deviations", f"variances off by {checked.variance_error:.1%}"),
+        ("correlations", f"covariances off by {checked.covariance_error:.1%}"),
+        (f"{checked.n:,} samples", f"have a covariance off by {checked.sampling_error:.1%}"),
         ("samples of the same error", samples(trial)),
         ("one sample", f"{pages.count(costs.sample)} forward passes"),
         ("the belief, eager", f"{pages.count(costs.eager)} forward passes"),
     ]
     fast = f"{pages.count(costs.compiled)} forward passes" if costs.compiled is not None else costs.why or "not timed"
     said += [("the belief, compiled", fast), ("a forward pass", f"{pages.seconds(costs.forward)}, eager")]
-    if found.ranking is not None:
-        said.append(("ranking of inputs", f"correlation {found.ranking:.3f} with the samples'"))
+    if checked.ranking is not None:
+        said.append(("ranking of inputs", f"correlation {checked.ranking:.3f} with the samples'"))
     return said
 
 
 def advice(trial: Trial) -> list[str]:
     """What to do now."""
-    found = trial.check
-    if found.verdict == "nothing to trust":
+    checked = trial.check
+    if checked.verdict == "nothing to trust":
         return [NO_NOISE, *trial.warnings]
-    said = [found.reason] if found.reason else []
+    said = [checked.reason] if checked.reason else []
     if not trial.comparable:
         return [*said, *trial.warnings]
-    cost, matched = trial.costs.best / trial.costs.sample, found.samples_matched()[0]
+    cost, matched = trial.costs.best / trial.costs.sample, checked.samples_matched()[0]
     if matched < 2 * cost:
         said.append(
             f"Here {pages.count(cost)} samples take as long and are about as good: sampling is the simpler choice."
@@ -112,9 +112,9 @@ def show(trial: Trial, console: Console) -> None:
 
 def page(trial: Trial) -> str:
     """The HTML of the page."""
-    found, costs = trial.check, trial.costs
-    tone = "good" if trial.passes else "muted" if found.verdict == "nothing to trust" else "bad"
-    cards = [pages.card("Verdict", found.verdict.capitalize(), MEANING[found.verdict], tone)]
+    checked, costs = trial.check, trial.costs
+    tone = "good" if trial.passes else "muted" if checked.verdict == "nothing to trust" else "bad"
+    cards = [pages.card("Verdict", checked.verdict.capitalize(), MEANING[checked.verdict], tone)]
     sections = []
     if trial.comparable:
         cards += [
@@ -128,12 +128,12 @@ def page(trial: Trial) -> str:
         ours = {"Favour, eager": (costs.eager, _shown_error(trial))}
         if costs.compiled is not None:
             ours["Favour, compiled"] = (costs.compiled, _shown_error(trial))
-        drawn = [figures.error_against_time((costs.sample, found.sampling_error * found.n**0.5), ours)]
+        drawn = [figures.error_against_time((costs.sample, checked.sampling_error * checked.n**0.5), ours)]
         caption = (
             "Left: the line is samples, each ten times more taking ten times longer; the marks are Favour, and the "
             "dashed line ends at the samples of the same error. "
         )
-        scatter = figures.spread(found)
+        scatter = figures.spread(checked)
         if scatter:
             drawn.append(scatter)
             caption += "Right: every output at every input; in the grey band are differences that samples leave open."
@@ -167,8 +167,8 @@ def _advice(trial: Trial) -> str:
 
 def _shown_error(trial: Trial) -> float:
     """The error that the samples' count belongs to."""
-    found = trial.check
-    return found.covariance_bound if found.samples_matched()[1] else found.covariance_error
+    checked = trial.check
+    return checked.covariance_bound if checked.samples_matched()[1] else checked.covariance_error
 
 
 def _numbers(trial: Trial) -> str:
