@@ -115,8 +115,10 @@ class Joint:
         """Joint log density, (batch,), of values in the structure of the model's output."""
         leaves, spec = pytree.tree_flatten(outputs)
         if spec != self._spec:
-            own = self._structured({part.leaf: torch.zeros(()) for part in self.parts})
-            raise InvalidType(f"the outputs are {_described(own)}, and `log_prob` was given {_described(outputs)}.")
+            expected = self._structured({part.leaf: torch.zeros(()) for part in self.parts})
+            raise InvalidType(
+                f"the outputs are {_described(expected)}, and `log_prob` was given {_described(outputs)}."
+            )
         batch = self.belief.batch_size
         rows = []
         for part in self.parts:

@@ -85,8 +85,8 @@ def band(
         ax.plot(at, array(truth).reshape(-1)[order], color="black", linewidth=1, linestyle="--", label="truth")
     ax.plot(at, line(belief.mean), color=COLOURS[0], linewidth=1.8, label="mean")
     if data is not None:
-        seen, told = (array(t).reshape(-1) for t in data)
-        ax.scatter(seen, told, s=9, color=COLOURS[1], linewidths=0, label="data", zorder=4)
+        seen, targets = (array(t).reshape(-1) for t in data)
+        ax.scatter(seen, targets, s=9, color=COLOURS[1], linewidths=0, label="data", zorder=4)
     ax.set(xlabel="x", ylabel="y", xlim=(at[0], at[-1]))
     ax.legend(frameon=False, fontsize="small")
     return ax

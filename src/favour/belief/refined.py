@@ -101,9 +101,9 @@ class Refined:
     def __str__(self) -> str:
         spread = self.stddev
         live = spread > 0
-        told = self.mean_error[live] / spread[live]
+        ratios = self.mean_error[live] / spread[live]
         moved = ((self.mean - self.analytic.mean).abs()[live] / spread[live]).double()
-        size = f"{told.double().mean():.2g}" if len(told) else "0"
+        size = f"{ratios.double().mean():.2g}" if len(ratios) else "0"
         worth = f"{self.worth:.0f}" if self.worth < _MANY else f"more than {_MANY:,}"
         made = "Combined from a belief and" if self.combined else "A belief corrected by"
         lines = [
@@ -139,10 +139,12 @@ def refined(
         lines = line[::2], line[1::2]
         slopes = _slope(halves[1], lines[1]), _slope(halves[0], lines[0])
         lines = lines[0] * slopes[0], lines[1] * slopes[1]
-        found = [estimate(a, b, s * s * known) for a, b, s in zip(halves, lines, slopes, strict=True)]
+        estimates = [estimate(a, b, s * s * known) for a, b, s in zip(halves, lines, slopes, strict=True)]
         w = len(halves[0]) / n
-        mean, covariance = (w * a + (1 - w) * b for a, b in zip(found[0][:2], found[1][:2], strict=True))
-        mean_error, error = (torch.hypot(w * a, (1 - w) * b) for a, b in zip(found[0][2:], found[1][2:], strict=True))
+        mean, covariance = (w * a + (1 - w) * b for a, b in zip(estimates[0][:2], estimates[1][:2], strict=True))
+        mean_error, error = (
+            torch.hypot(w * a, (1 - w) * b) for a, b in zip(estimates[0][2:], estimates[1][2:], strict=True)
+        )
         share = _share(torch.cat(halves), torch.cat(lines))
     else:
         mean, covariance, mean_error, error = estimate(rows, line, known)
@@ -209,9 +211,9 @@ def _weighed(mean: Tensor, error: Tensor, variance: Tensor) -> tuple[Tensor, Ten
     return mean + moved, weight.sqrt() * error
 
 
-def _weighed_matrices(covariance: Tensor, own: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
+def _weighed_matrices(covariance: Tensor, predicted: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
     """The same for each input's matrix as a whole, in the Frobenius norm."""
-    noise, gap = error.square().sum((-2, -1)), (covariance - own).square().sum((-2, -1))
+    noise, gap = error.square().sum((-2, -1)), (covariance - predicted).square().sum((-2, -1))
     size = (covariance.square().sum((-2, -1)) - noise).clamp_min(0)
     live = (size > 0) & (noise > 0)
     if int(live.sum()) * covariance.shape[-1] < 3:
@@ -221,7 +223,7 @@ def _weighed_matrices(covariance: Tensor, own: Tensor, error: Tensor) -> tuple[T
     own_weight = torch.where(live, 1 - bias / torch.where(live, bias + v, 1), 0)
     most = (noise / torch.where(gap > 0, gap, 1)).sqrt()
     own_weight = torch.where(gap > 0, torch.minimum(own_weight, most), 0)[:, None, None]
-    return covariance + own_weight * (own - covariance), (1 - own_weight).sqrt() * error
+    return covariance + own_weight * (predicted - covariance), (1 - own_weight).sqrt() * error
 
 
 def together(parts: list[Refined]) -> Refined:

@@ -111,7 +111,7 @@ class Calibrated(nn.Module):
         belief = self(*args, **kwargs)
         members: list[Any] = list(getattr(self.predict, "members", ()))
         centre = scores_of(self.predict, args, kwargs, True).mean if members else None
-        found = []
+        estimates = []
         for one in members or [self.predict]:
             known = None if members else kind
             drawn = None
@@ -122,12 +122,14 @@ class Calibrated(nn.Module):
             if drawn is not None:
                 turn = None if self.source_scales is None else self._turn(args, kwargs)
                 parts = [predictive.mean_link(known, z) for z in self._fitted_draws(drawn, centre, turn)]
-                found.append(torch.cat(parts))
+                estimates.append(torch.cat(parts))
                 continue
             if members:
                 belief = self._around(logits_of(one, args, kwargs), centre)
-            found.append(predictive.expected(belief, known, "nodes" if estimator in ("auto", "head") else estimator))
-        return found[0] if len(found) == 1 else torch.stack(found).mean(0)
+            estimates.append(
+                predictive.expected(belief, known, "nodes" if estimator in ("auto", "head") else estimator)
+            )
+        return estimates[0] if len(estimates) == 1 else torch.stack(estimates).mean(0)
 
     def _around(self, belief: Belief, centre: Tensor | None) -> Belief:
         """A member's belief, drawn from the mean of all of them as its own deviations are."""
@@ -137,7 +139,7 @@ class Calibrated(nn.Module):
 
     def _fitted_draws(self, drawn: Iterable[Tensor], centre: Tensor | None, turn: Tensor | None) -> list[Tensor]:
         """Draws (b, C, n) of the predictor's head as draws of the fitted law, by rows."""
-        found, start = [], 0
+        draws, start = [], 0
         for z in drawn:
             middle = z.mean(2, keepdim=True)
             d = z - middle
@@ -146,8 +148,8 @@ class Calibrated(nn.Module):
                 start += len(z)
                 middle = middle if centre is None else centre[rows].unsqueeze(-1)
                 d = z - middle if turn is None else turn[rows].to(z.dtype) @ (z - middle)
-            found.append((middle + self.scale.sqrt().to(z.dtype) * d) / self.temperature.to(z.dtype))
-        return found
+            draws.append((middle + self.scale.sqrt().to(z.dtype) * d) / self.temperature.to(z.dtype))
+        return draws
 
     def _turn(self, args: tuple, kwargs: dict[str, Any]) -> Tensor:
         """LL₀⁻¹ for L₀L₀ᵀ = Σ and LLᵀ = Σ_s c_s Σ_s, (B, C, C): the identity where all c_s are 1."""
@@ -253,8 +255,8 @@ def calibrate(
             variances.append(wide.variance.double())
             targets.append(y)
             if sources:
-                found = asked(predict, classes).attribute(*arguments)
-                shares.append(found.covariances if classes else found.sources)
+                attribution = asked(predict, classes).attribute(*arguments)
+                shares.append(attribution.covariances if classes else attribution.sources)
     if not targets:
         raise InvalidValue("`loader` gave no data; held-out inputs and targets are required.")
     if len({t.is_floating_point() for t in targets}) > 1:
@@ -338,17 +340,17 @@ def _bounded(values: Sequence[Tensor], offsets: Sequence[Tensor]) -> list[Tensor
 def _drawn(predict: Any, args: tuple, belief: Belief) -> tuple[Tensor, Tensor]:
     """The centre (B, C) and draws or nodes (n, B, C), by the estimator of `Calibrated.probabilities`, but fewer."""
     members = list(getattr(predict, "members", ()))
-    found = []
+    parts = []
     for one in members or [predict]:
         drawn = None
         if isinstance(one, Propagator) and head.sampled(classifier(one), args, {}, "auto", None) is not None:
             drawn = list(head.sampled(classifier(one), args, {}, "head", _NODES) or ())
         if drawn:
-            found.append(torch.cat(drawn).permute(2, 0, 1))
+            parts.append(torch.cat(drawn).permute(2, 0, 1))
         else:
-            own = logits_of(one, args, {}) if members else belief
-            found.append(predictive.node_outputs(own.to(belief.dtype), _NODES))
-    draws = torch.cat([z.to(belief.dtype) for z in found])
+            logits = logits_of(one, args, {}) if members else belief
+            parts.append(predictive.node_outputs(logits.to(belief.dtype), _NODES))
+    draws = torch.cat([z.to(belief.dtype) for z in parts])
     return (belief.mean if members else draws.mean(0)), draws
 
 

@@ -40,8 +40,8 @@ def ending_of(predict: Propagator, args: tuple = (), kwargs: Mapping[str, Any] |
     """What the predictor's one output is; unknown for several. Inputs let values tell where the graph does not."""
     graph = predict.graph
     end = predict.program.once("ending", lambda: ending(graph) if len(graph.outputs) == 1 else Ending())
-    given = bool(args) or bool(kwargs)
-    if given and not (end.link or end.within or end.linear) and not traced():
+    has_inputs = bool(args) or bool(kwargs)
+    if has_inputs and not (end.link or end.within or end.linear) and not traced():
         (values,) = plain if len(plain := _plain(predict, args, kwargs or {})) == 1 else (None,)
         if isinstance(values, Tensor) and values.numel():
             sums = values.dim() == 2 and sums_to_one(values)
@@ -122,10 +122,10 @@ def reading(end: Ending, belief: Belief, kind: str | None) -> tuple[str | None, 
     event = tuple(belief.event_shape)
     if end.logits is not None:
         return natural_kind(end, event, kind), False
-    given = end.within or (not end.linear and kind in (None, "softmax") and _sums(belief))
-    if kind is None and event not in ((), (1,)) and given:
+    is_probability = end.within or (not end.linear and kind in (None, "softmax") and _sums(belief))
+    if kind is None and event not in ((), (1,)) and is_probability:
         kind = "softmax" if end.sums or sums_to_one(belief.mean, LOOSE) else "multilabel"
-    return kind, given
+    return kind, is_probability
 
 
 def probabilities(
@@ -142,12 +142,12 @@ def probabilities(
 def _probabilities(
     predict: Propagator, args: tuple, kwargs: Mapping[str, Any], kind: str | None, estimator: str, n: int | None
 ) -> Tensor:
-    by, kind, given = resolved(predict, args, kwargs, kind)
-    if given is not None:
+    by, kind, belief = resolved(predict, args, kwargs, kind)
+    if belief is not None:
         drawn = (
             head.probabilities(by, args, kwargs, GIVEN, estimator, n) if n is not None or estimator == "head" else None
         )
-        return as_given(given.mean if drawn is None else drawn, kind, ending_of(predict).sums)
+        return as_given(belief.mean if drawn is None else drawn, kind, ending_of(predict).sums)
     return head.probabilities(by, args, kwargs, kind, estimator, n)
 
 
@@ -155,8 +155,8 @@ def divergence(
     predict: Propagator, args: tuple, kwargs: Mapping[str, Any], kind: str | None, estimator: str, n: int | None
 ) -> Tensor:
     """`Predictor.jsd`."""
-    by, kind, given = resolved(predict, args, kwargs, kind)
-    if given is not None:
+    by, kind, belief = resolved(predict, args, kwargs, kind)
+    if belief is not None:
         raise UnsupportedOperation(_NO_LOGITS)
     return head.divergence(by, args, kwargs, kind, estimator, n)
 
@@ -178,14 +178,14 @@ def resolved(
 
 def logits_of(member: Any, args: tuple, kwargs: Mapping[str, Any]) -> Belief:
     """A member's belief over logits; of a plain network that returns probabilities, their logarithms."""
-    own = getattr(member, "logits", None)
-    if callable(own):
-        return own(*args, **kwargs)
+    method = getattr(member, "logits", None)
+    if callable(method):
+        return method(*args, **kwargs)
     outputs = member(*args, **kwargs)
     if isinstance(outputs, Belief):
         return outputs
-    given = sums_to_one(outputs)
-    return Belief.point(outputs.clamp(min=torch.finfo(outputs.dtype).tiny).log() if given else outputs)
+    normalised = sums_to_one(outputs)
+    return Belief.point(outputs.clamp(min=torch.finfo(outputs.dtype).tiny).log() if normalised else outputs)
 
 
 def _sums(belief: Belief) -> bool:

@@ -84,17 +84,17 @@ class ConformalInterval:
             loader: Data not trained on, nor used to calibrate; x as the predictor takes it.
             level: The coverage.
         """
-        found, targets = [], []
+        beliefs, targets = [], []
         with torch.no_grad():
             for x, y in pairs(loader):
                 belief = predict(*(x if isinstance(x, tuple) else (x,)))
                 if not isinstance(belief, Belief):
                     raise InvalidType(f"the predictor has outputs {type(belief).__name__}; one output is required.")
                 targets.append(fitting(y, belief.mean))
-                found.append(Belief(belief.mean, belief.variance, validate=False))
+                beliefs.append(Belief(belief.mean, belief.variance, validate=False))
         if not targets:
             raise InvalidValue("`loader` gave no data; held-out inputs and targets are required.")
-        made = cls(Belief.cat(found), torch.cat(targets), level)
+        made = cls(Belief.cat(beliefs), torch.cat(targets), level)
         made.predict = predict
         return made
 
@@ -113,9 +113,9 @@ class ConformalInterval:
             InvalidValue: There are too few held-out inputs for this level.
         """
         args, level = with_level(self.predict, args, level if level is not None or len(args) > 1 else self.level)
-        given = args[0] if len(args) == 1 and not kwargs else None
-        if isinstance(given, Belief):
-            belief = given
+        argument = args[0] if len(args) == 1 and not kwargs else None
+        if isinstance(argument, Belief):
+            belief = argument
         elif self.predict is None:
             raise NotCalibrated(
                 "this ConformalInterval has no predictor, only held-out scores: give it a belief, "

@@ -112,8 +112,8 @@ def _information(mean: Tensor, deviation: Tensor) -> Tensor:
     centre = torch.minimum(deviation, torch.where(deviation > 0, step, 0)).detach()
     k = torch.arange(-_HALF, _HALF + 1, device=mean.device, dtype=mean.dtype) * _STEP
     sharp = deviation > _SHARP
-    near = torch.where(sharp, step, 0)
-    aligned = near + _STEP * (torch.floor((centre - near.detach()) / _STEP) + 0.5)
+    start = torch.where(sharp, step, 0)
+    aligned = start + _STEP * (torch.floor((centre - start.detach()) / _STEP) + 0.5)
     x = torch.where(sharp, aligned, centre).unsqueeze(-1) + k
     weight = torch.exp(-0.5 * x.square()) * (_STEP / math.sqrt(2 * math.pi))
     p, q, log_p, log_q = _sigmoids(mean.unsqueeze(-1) + deviation.unsqueeze(-1) * x)
@@ -144,8 +144,8 @@ def lemma(belief: Belief) -> Tensor:
     p = belief.mean.softmax(-1)  # (B, C)
     covariance = belief.covariance
     if isinstance(covariance, DiagonalPlusFactor):
-        own = (p * _complement(p) * covariance.diag).sum(-1)
-        return 0.5 * (own + _p_covariance(p, covariance.factor).diagonal(dim1=-2, dim2=-1).sum(-1))
+        diagonal = (p * _complement(p) * covariance.diag).sum(-1)
+        return 0.5 * (diagonal + _p_covariance(p, covariance.factor).diagonal(dim1=-2, dim2=-1).sum(-1))
     if isinstance(covariance, Directional):
         # tr(A QCQᵀ) + Σ_i d_i (PAP)_ii, with P = I − QQᵀ: PAP = A − AQQᵀ − QQᵀA + Q(QᵀAQ)Qᵀ
         q = covariance.basis.permute(1, 2, 0)  # (B, C, k)

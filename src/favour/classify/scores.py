@@ -357,10 +357,10 @@ class Mahalanobis:
         """
         if not hasattr(self, "means"):
             raise InvalidValue("`score` before `fit`: call fit(outputs, labels) with training data first.")
-        own: Tensor | None = None
+        covariance: Tensor | None = None
         if isinstance(source, Belief):
             mean = _flat_points(source)
-            own = source.covariance_matrix.detach().to(mean)
+            covariance = source.covariance_matrix.detach().to(mean)
             dtype = source.dtype
         else:
             dtype = source.dtype
@@ -368,7 +368,7 @@ class Mahalanobis:
                 draws = source.detach().to(self.means.dtype)
                 mean = _flat_points(draws.mean(0))
                 d = (draws - draws.mean(0)).permute(1, 0, 2)
-                own = d.mT @ d / max(1, len(source) - 1)
+                covariance = d.mT @ d / max(1, len(source) - 1)
             else:
                 mean = _flat_points(source)
         if mean.shape[1] != self.means.shape[1]:
@@ -378,7 +378,7 @@ class Mahalanobis:
             )
         centres, shared = self.means.to(mean.device), self.covariance.to(mean.device)
         gap = mean.unsqueeze(1) - centres  # (B, K, n)
-        tril, info = torch.linalg.cholesky_ex(shared if own is None else shared + own)
+        tril, info = torch.linalg.cholesky_ex(shared if covariance is None else shared + covariance)
         if info.any():
             raise InvalidValue("the shared covariance is singular; use a larger `shrinkage`.")
         white = torch.linalg.solve_triangular(tril, gap.mT, upper=False)  # (B, n, K)

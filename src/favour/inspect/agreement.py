@@ -176,10 +176,10 @@ def _errors(covariance: Tensor, draws: Tensor, variances: bool) -> Tensor:
     means = (shift.square() / torch.where(live, variance, 1) - 1 / n)[live]
     gap, noise, size = _covariance_terms(covariance, draws, variances)
     predicted = covariance.diagonal(dim1=-2, dim2=-1)
-    own = predicted.square().sum(-1) if variances else covariance.square().sum((-2, -1))
+    predicted_size = predicted.square().sum(-1) if variances else covariance.square().sum((-2, -1))
     rows = size > 0
     # Relative to the larger of the two: a ratio to S alone has no use for its own standard error where S is small.
-    shares = ((gap - noise) / torch.where(rows, torch.maximum(size, own), 1))[rows]
+    shares = ((gap - noise) / torch.where(rows, torch.maximum(size, predicted_size), 1))[rows]
     totals = predicted.sum(-1), variance.sum(-1)
     both = (totals[0] > 0) & (totals[1] > 0)
     logs = (totals[0][both] / totals[1][both]).log()

@@ -102,15 +102,15 @@ class Check:
         """The k largest |z|, of means and standard deviations together, largest first."""
         z = torch.stack([self.mean_z, self.variance_z]).flatten(1)  # (2, B·event)
         order = z.abs().flatten().argsort(descending=True)[:k]
-        found = []
+        extremes = []
         for i in order.tolist():
             kind, place = divmod(i, z.shape[1])
             index = tuple(int(j) for j in torch.unravel_index(torch.tensor(place), self.mean_z.shape))
             pair = (self.stddev, self.sampled_stddev) if kind else (self.mean, self.sampled_mean)
             name = "stddev" if kind else "mean"
             predicted, sampled = (t[index].item() for t in pair)
-            found.append(Worst(index[0], index[1:], name, predicted, sampled, z[kind, place].item()))
-        return found
+            extremes.append(Worst(index[0], index[1:], name, predicted, sampled, z[kind, place].item()))
+        return extremes
 
     def worst_inputs(self, k: int = 5) -> list[int]:
         """The inputs with the largest covariance error, largest first."""
@@ -211,8 +211,8 @@ def check(
         if belief.batch_size == 0:
             raise InvalidValue("`x` is an empty batch; there is nothing to compare.")
         parts = list(_statistics(predict, belief, args, kwargs, n, generator, place))
-    found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    return _judged(predict, belief, n, found, difference)
+    statistics = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return _judged(predict, belief, n, statistics, difference)
 
 
 def _statistics(
@@ -223,11 +223,11 @@ def _statistics(
     if isinstance(predict, Propagator) and outputs <= OUTPUTS:
         program, first = predict.program, 0
         for leaves in slices(program, program.inputs(args, kwargs), n, place):
-            found = controlled(program, leaves, n, generator, place)
-            tally = Tally(belief[first : first + found.draws.shape[1]])
-            tally.add(found.draws)
-            first += found.draws.shape[1]
-            yield tally.corrected(found.draws, found.line, found.known)
+            sampled = controlled(program, leaves, n, generator, place)
+            tally = Tally(belief[first : first + sampled.draws.shape[1]])
+            tally.add(sampled.draws)
+            first += sampled.draws.shape[1]
+            yield tally.corrected(sampled.draws, sampled.line, sampled.known)
         return
     rows = max(1, _HELD // (n * min(outputs, OUTPUTS)))
     for first in range(0, belief.batch_size, rows):
@@ -254,26 +254,26 @@ def _chosen(leaves: list[Any], output: int | None) -> int:
 
 
 def _judged(
-    predict: Propagator, belief: Belief, n: int, found: dict[str, Tensor], difference: str | None = None
+    predict: Propagator, belief: Belief, n: int, statistics: dict[str, Tensor], difference: str | None = None
 ) -> Check:
-    variance = found["sampled_stddev"].square()
+    variance = statistics["sampled_stddev"].square()
     live = variance > 0
-    excess = (found.pop("mean_gap") / torch.where(live, variance, 1))[live]
+    excess = (statistics.pop("mean_gap") / torch.where(live, variance, 1))[live]
     mean_error = _root(excess.mean()) if len(excess) else 0.0
-    relative = (found.pop("variance_gap") / variance.square())[live]
+    relative = (statistics.pop("variance_gap") / variance.square())[live]
     variance_error = _root(relative.mean()) if len(relative) else 0.0
-    size = found.pop("covariance_size")
-    noise, plain = found.pop("covariance_noise"), found.pop("plain_noise")
+    size = statistics.pop("covariance_size")
+    noise, plain = statistics.pop("covariance_noise"), statistics.pop("plain_noise")
     divisor = torch.where(size > 0, size, 1)
-    share = torch.where(size > 0, (found.pop("covariance_gap") - noise) / divisor, 0)
+    share = torch.where(size > 0, (statistics.pop("covariance_gap") - noise) / divisor, 0)
     covariance_error, sampling_error = _root(share.mean()), _root((plain / divisor).mean())
     worth = n * float(plain.sum() / noise.sum()) if noise.sum() > 0 else float(n)
     doubt = share.std() / len(share) ** 0.5 if len(share) > 1 else noise.sum() / divisor.sum()
-    totals = [flatten_event(found[name], 1).square().sum(-1) for name in ("stddev", "sampled_stddev")]
+    totals = [flatten_event(statistics[name], 1).square().sum(-1) for name in ("stddev", "sampled_stddev")]
     ranking = _spearman(*totals) if len(share) >= 5 else None
 
     # Outputs that never vary in the samples have no relative error; the belief must be silent about them too.
-    silent = ~live & ((found["stddev"] > 0) | (found["mean_z"].abs() > 10))
+    silent = ~live & ((statistics["stddev"] > 0) | (statistics["mean_z"].abs() > 10))
     small = mean_error <= MEAN_ERROR and covariance_error <= COVARIANCE_ERROR
     ranked = ranking is not None and ranking >= RANKING
     method = predict.method
@@ -290,7 +290,7 @@ def _judged(
             "Give the model dropout that is not 0, a `posterior`, or inputs that are Beliefs."
         )
     elif small and not silent.any():
-        verdict, reason = "trust it", _agreement(found, live)
+        verdict, reason = "trust it", _agreement(statistics, live)
     elif mean_error <= MEAN_ERROR and (method.partial or belief.directions is not None):
         verdict = "use more rank"
         lost = "more `directions`" if belief.directions is not None else "a larger `rank`, or method='adjoint'"
@@ -305,7 +305,7 @@ def _judged(
     else:
         verdict = "don't"
         reason = "The belief does not describe this network's samples; use `predict.sample` instead."
-    fields = {name: t.to(belief.dtype) for name, t in found.items()}
+    fields = {name: t.to(belief.dtype) for name, t in statistics.items()}
     return Check(
         verdict,
         reason,
@@ -322,9 +322,9 @@ def _judged(
     )
 
 
-def _agreement(found: dict[str, Tensor], live: Tensor) -> str:
+def _agreement(statistics: dict[str, Tensor], live: Tensor) -> str:
     """Why a belief can be trusted: errors are small, whether or not so many samples can tell them from none."""
-    apart = [int((found[name][live].abs() > APART).sum()) for name in ("mean_z", "variance_z")]
+    apart = [int((statistics[name][live].abs() > APART).sum()) for name in ("mean_z", "variance_z")]
     limits = f"limits {MEAN_ERROR} standard deviations and {COVARIANCE_ERROR:.0%}"
     if not any(apart):
         return f"No difference from the samples is beyond chance (|z| > {APART:g}) at any input or output."

@@ -36,11 +36,11 @@ def noise(predict: Propagator) -> str:
     """
     if predict.is_certain:
         return "nothing is uncertain"
-    found = noise_sources(predict)
-    total = sum(found.values())
+    sources = noise_sources(predict)
+    total = sum(sources.values())
     parts = []
-    for kind in dict.fromkeys(kind for kind, _ in found):
-        names = [f"`{name}`" + (f" ({n} draws)" if n > 1 else "") for (k, name), n in found.items() if k == kind]
+    for kind in dict.fromkeys(kind for kind, _ in sources):
+        names = [f"`{name}`" + (f" ({n} draws)" if n > 1 else "") for (k, name), n in sources.items() if k == kind]
         more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
         parts.append(f"{kind} {', '.join(names[:NAMES])}{more}")
     return f"{total} source{'s' * (total != 1)} of noise: {'; '.join(parts)}"

@@ -86,11 +86,11 @@ class Explanation:
     @property
     def left_out(self) -> dict[str, tuple[str, ...]]:
         """What was left out, and where: reasons with the names of operations."""
-        found: dict[str, list[str]] = {}
+        places: dict[str, list[str]] = {}
         for operation in self.operations:
             for reason in operation.left_out:
-                found.setdefault(reason, []).append(operation.name)
-        return {reason: tuple(names) for reason, names in found.items()}
+                places.setdefault(reason, []).append(operation.name)
+        return {reason: tuple(names) for reason, names in places.items()}
 
     def __repr__(self) -> str:
         return "\n".join([*self._head(), *_aligned(self._table()), *self._tail()])

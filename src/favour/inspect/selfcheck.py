@@ -123,14 +123,14 @@ def self_check(predict: Propagator, inputs: Any, seconds: float, draws: int = DR
             trial = _Trial(predict, *_first(args, kwargs, rows, count), generator)
             while trial.n < draws and (trial.n < FEWEST or time.perf_counter() < limit):
                 trial.draw(min(CHUNK, draws - trial.n))
-            found = replace(trial.verdict(count), cost=measured(predict, *_first(args, kwargs, rows, count), count))
-            if found.trusted and trial.still:  # an example of zeros, or noise that is nowhere
+            outcome = replace(trial.verdict(count), cost=measured(predict, *_first(args, kwargs, rows, count), count))
+            if outcome.trusted and trial.still:  # an example of zeros, or noise that is nowhere
                 other = _Trial(predict, *_random(*_first(args, kwargs, rows, count)), generator)
                 other.draw(CHUNK)
-                found = replace(found, still=other.still)
+                outcome = replace(outcome, still=other.still)
         except (FavourError, RuntimeError, NotImplementedError) as error:
             return SelfCheck(reason=f"no samples could be drawn: {str(error).splitlines()[0][:200]}")
-    return found
+    return outcome
 
 
 def _first(args: tuple, kwargs: dict[str, Any], rows: int, count: int) -> tuple[tuple, dict[str, Any]]:
@@ -194,12 +194,12 @@ class _Trial:
     @property
     def still(self) -> bool:
         """Whether no output varies, in beliefs and draws alike."""
-        found = [tally.statistics() for tally in self.tallies.values()]
-        return all(not bool(f[name].any()) for f in found for name in ("stddev", "sampled_stddev"))
+        statistics = [tally.statistics() for tally in self.tallies.values()]
+        return all(not bool(f[name].any()) for f in statistics for name in ("stddev", "sampled_stddev"))
 
     def verdict(self, inputs: int) -> SelfCheck:
-        found = [tally.errors() for tally in self.tallies.values()]
-        errors, bounds = torch.stack([e for e, _ in found]), torch.stack([b for _, b in found])  # (outputs, 3)
+        pairs = [tally.errors() for tally in self.tallies.values()]
+        errors, bounds = torch.stack([e for e, _ in pairs]), torch.stack([b for _, b in pairs])  # (outputs, 3)
         # The output that is worst beyond doubt, for each measure apart.
         worst = bounds.argmax(0, keepdim=True)
         errors, bounds = errors.gather(0, worst)[0], bounds.gather(0, worst)[0]
@@ -221,10 +221,10 @@ def _leaves(result: Any) -> list[Any]:
     return pytree.tree_leaves(result, is_leaf=lambda t: isinstance(t, Belief))
 
 
-def warn_of(predict: Propagator, found: SelfCheck, stacklevel: int) -> None:
+def warn_of(predict: Propagator, checked: SelfCheck, stacklevel: int) -> None:
     """Say what was found, where it should not be trusted."""
-    if found.still:
-        looked = f"neither beliefs nor {found.n} samples vary" if found.n else "beliefs do not vary"
+    if checked.still:
+        looked = f"neither beliefs nor {checked.n} samples vary" if checked.n else "beliefs do not vary"
         warnings.warn(
             f"nothing in this model is uncertain, so every standard deviation is 0: its noise reaches an output, but "
             f"{looked}, at the example and at random inputs. Variances of a "
@@ -232,19 +232,19 @@ def warn_of(predict: Propagator, found: SelfCheck, stacklevel: int) -> None:
             NothingUncertain,
             stacklevel=stacklevel,
         )
-    if found.trusted:
+    if checked.trusted:
         return
-    told = found.problem or f"against {found.n} samples of {found.inputs} inputs {found.figures()}"
+    evidence = checked.problem or f"against {checked.n} samples of {checked.inputs} inputs {checked.figures()}"
     warnings.warn(
-        f"beliefs of this model are not to be trusted: {told}. {_remedy(predict, found)} Look closer with "
+        f"beliefs of this model are not to be trusted: {evidence}. {_remedy(predict, checked)} Look closer with "
         "`print(favour.check(predict, x))` on inputs of your own; `favour.compile(..., check=False)` skips this test.",
         UntrustedBelief,
         stacklevel=stacklevel,
     )
 
 
-def _remedy(predict: Propagator, found: SelfCheck) -> str:
-    if found.problem:
+def _remedy(predict: Propagator, checked: SelfCheck) -> str:
+    if checked.problem:
         return "`favour.sample` draws from the captured graph."
     untried = predict.method.untried()
     measured = " `favour.tune(model, x)` measures which."

@@ -69,8 +69,8 @@ def moments_between(sweep: Sweep, inputs: Inputs, q: int, one_mask: bool) -> Inp
     """The forward sweep over pairs of inputs; `sweep` must be of variances only."""
     pairs = InputPairs()
     for _, _, seen in inputs:  # uncertain inputs are independent of each other
-        own = itself(q, seen.mean)
-        pairs.moments[id(seen)] = _rows(own, seen.mean) * seen.variance
+        identity = itself(q, seen.mean)
+        pairs.moments[id(seen)] = _rows(identity, seen.mean) * seen.variance
     for entry in sweep.tape:
         notes: list[str] = []
         line, noises = _entry_between(entry, pairs, q, one_mask, notes)
@@ -134,8 +134,8 @@ def _rows(weights: Tensor, like: Tensor) -> Tensor:
 def _diagonal(c: Tensor) -> Tensor:
     """C_aa, (batch, *event)."""
     q = c.shape[0]
-    own = c.unflatten(1, (-1, q)).diagonal(dim1=0, dim2=2)  # (groups, *event, q)
-    return own.movedim(-1, 1).flatten(0, 1)
+    diagonal = c.unflatten(1, (-1, q)).diagonal(dim1=0, dim2=2)  # (groups, *event, q)
+    return diagonal.movedim(-1, 1).flatten(0, 1)
 
 
 def _overall(c: Tensor, variance: Tensor) -> Tensor:
@@ -172,20 +172,20 @@ def covariance_between(
         for x, G in entry.surrogate.maps:
             back = G.transpose(g)
             waiting[id(x)] = waiting[id(x)] + back if id(x) in waiting else back
-            bend = bend_back(sweep, entry, x, G, g, c, batch) if id(x) in bending else None
-            if bend is not None:
-                bends[id(x)] = bends[id(x)] + bend if id(x) in bends else bend
+            curvature = bend_back(sweep, entry, x, G, g, c, batch) if id(x) in bending else None
+            if curvature is not None:
+                bends[id(x)] = bends[id(x)] + curvature if id(x) in bends else curvature
     for pulled in shared.values():
         total = total + _gram_shared(pulled, q, pulled.new_ones(1, 1))
-    for _, given, seen in inputs:
+    for _, exact, seen in inputs:
         g = waiting.get(id(seen))
         if g is None:
             continue
-        own = itself(q, seen.mean)
-        if given.diag is not None:
-            total = total + _gram_shared(g * safe_root(given.diag), q, own)
-        if given.factor is not None:
-            total = total + _gram_shared(inner(g, given.factor).transpose(0, 1), q, own)
+        identity = itself(q, seen.mean)
+        if exact.diag is not None:
+            total = total + _gram_shared(g * safe_root(exact.diag), q, identity)
+        if exact.factor is not None:
+            total = total + _gram_shared(inner(g, exact.factor).transpose(0, 1), q, identity)
     matrix = total.reshape(batch // q, q * k, q * k)
     return (matrix + matrix.mT) / 2
 

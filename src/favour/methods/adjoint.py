@@ -66,9 +66,9 @@ class ReverseSweep(Method):
 
     def swept(self, bound: Bound) -> tuple[Sweep, Inputs]:
         """The forward sweep with its tape, and the uncertain inputs as given and as the sweep saw them."""
-        given = [Value(v.mean, v.diag, dict(v.blocks), v.name) for _, v in bound.sources]
+        exact_inputs = [Value(v.mean, v.diag, dict(v.blocks), v.name) for _, v in bound.sources]
         sweep = forward(bound, self.representation(bound), keep_tape=True)
-        return sweep, [(name, exact, seen) for exact, (name, seen) in zip(given, bound.sources, strict=True)]
+        return sweep, [(name, exact, seen) for exact, (name, seen) in zip(exact_inputs, bound.sources, strict=True)]
 
     def run(self, bound: Bound) -> list[Any]:
         sweep, inputs = self.swept(bound)
@@ -81,16 +81,16 @@ class ReverseSweep(Method):
         """Over all outputs with sources kept apart: for each output its mean, and covariances by source."""
         sweep, inputs = self.swept(bound)
         pairs = self._paired(sweep, inputs)
-        found: list[tuple[Any, dict[str, Tensor]]] = []
+        results: list[tuple[Any, dict[str, Tensor]]] = []
         for output in bound.plan.outputs:
             value = sweep.result(output)
             if not isinstance(value, Value):
-                found.append((value, {}))
+                results.append((value, {}))
                 continue
             basis, batch = all_outputs(value.mean), value.mean.shape[0]
             grams = reverse(sweep, value, basis, inputs, apart=True, secant=self.takes_secants, pairs=pairs)
-            found.append((value.mean, {label: gram.expand(batch, -1, -1) for label, gram in grams.items()}))
-        return found
+            results.append((value.mean, {label: gram.expand(batch, -1, -1) for label, gram in grams.items()}))
+        return results
 
     def covectors(self, outputs: int) -> int:
         """How many of them go back, for so many outputs."""

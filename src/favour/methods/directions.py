@@ -150,12 +150,12 @@ def given_directions(directions: Tensor, mean: Tensor) -> Tensor:
         mean: (batch, *event), for shape and dtype.
     """
     event = tuple(mean.shape[1:])
-    given = tuple(directions.shape)
-    if given[1:] == event:
+    shape = tuple(directions.shape)
+    if shape[1:] == event:
         directions = directions.unsqueeze(1)
-    elif given[1:] != tuple(mean.shape):
+    elif shape[1:] != tuple(mean.shape):
         raise ShapeMismatch(
-            f"`directions` has shape {given}; for outputs of shape {tuple(mean.shape)} give (k, *event) with event "
+            f"`directions` has shape {shape}; for outputs of shape {tuple(mean.shape)} give (k, *event) with event "
             f"{event}, or the same with the batch after k."
         )
     flat = directions.to(mean).flatten(2)
@@ -163,4 +163,4 @@ def given_directions(directions: Tensor, mean: Tensor) -> Tensor:
         rank = torch.linalg.matrix_rank(flat.transpose(0, 1).double())
         if bool((rank < flat.shape[0]).any()):
             raise InvalidValue("`directions` are linearly dependent; give independent covectors.")
-    return orthonormal(flat).reshape(directions.shape).expand(given[0], *mean.shape)
+    return orthonormal(flat).reshape(directions.shape).expand(shape[0], *mean.shape)

@@ -141,12 +141,12 @@ def forward(bound: Bound, representation: Representation, *, keep_tape: bool = F
 
 def beliefs(bound: Bound, sweep: Sweep, dense: Mapping[str, Tensor] | None = None) -> list[Any]:
     """One belief per output, from what a sweep left there; `dense` has whole matrices by the name of the node."""
-    found = []
+    results = []
     for output in bound.plan.outputs:
         value = sweep.result(output)
         matrix = dense.get(value.name) if dense and isinstance(value, Value) else None
-        found.append(belief_of(value, None if matrix is None else Dense(matrix, value.mean.shape[1:])))
-    return found
+        results.append(belief_of(value, None if matrix is None else Dense(matrix, value.mean.shape[1:])))
+    return results
 
 
 def surrogate_of(step: Step, values: Mapping[Node, Any], ctx: Context) -> Surrogate | list[Surrogate]:
@@ -224,11 +224,11 @@ class DiagonalOnly(Representation):
     def absorb(self, surrogate: Surrogate, step: Step, sweep: Sweep) -> Value:
         carried = []
         for kind in self.kinds:
-            told = find(surrogate.carried, kind) or kind.after(surrogate)
-            if isinstance(told, Unavailable):
-                sweep.note(step, f"{kind.title} end here: {told.reason}")
-            elif told is not None:
-                carried.append(told)
+            successor = find(surrogate.carried, kind) or kind.after(surrogate)
+            if isinstance(successor, Unavailable):
+                sweep.note(step, f"{kind.title} end here: {successor.reason}")
+            elif successor is not None:
+                carried.append(successor)
         value = Value(surrogate.mean, self._variance(surrogate, step, sweep), carried=tuple(carried))
         if Siblings in self.kinds and (step.forked or surrogate.noises):
             Siblings.origin(value)

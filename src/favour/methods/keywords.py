@@ -39,10 +39,10 @@ def method_of(method: str | Method, **keywords: Any) -> Method:
     Raises:
         InvalidValue: No such name, a keyword that the method does not have, or keywords beside an object.
     """
-    given = {name: value for name, value in keywords.items() if not _default(name, value)}
+    settings = {name: value for name, value in keywords.items() if not _default(name, value)}
     if isinstance(method, Method):
-        if given:
-            listed = ", ".join(f"`{name}`" for name in given)
+        if settings:
+            listed = ", ".join(f"`{name}`" for name in settings)
             raise InvalidValue(
                 f"{listed} beside method={method!r}: an object has its parameters already. Give it these, or give "
                 f"method={method.name!r} by name and these as keywords."
@@ -53,22 +53,22 @@ def method_of(method: str | Method, **keywords: Any) -> Method:
     if method not in METHODS:
         raise InvalidValue(f"`method` is {method!r}; choose one of {', '.join(sorted(METHODS))}, or an object.")
     if method == Auto.name:
-        return Auto(**given)
-    return _named(METHODS[method], given)
+        return Auto(**settings)
+    return _named(METHODS[method], settings)
 
 
-def _named(cls: type[Method], given: dict[str, Any]) -> Method:
+def _named(cls: type[Method], settings: dict[str, Any]) -> Method:
     known = parameters(cls)
-    effort = given.pop("effort", "balanced")
+    effort = settings.pop("effort", "balanced")
     if effort not in EFFORTS:
         raise InvalidValue(f"`effort` is {effort!r}; choose one of {', '.join(EFFORTS)}.")
-    foreign = [name for name, value in given.items() if name not in known and name not in UNUSED and value]
+    foreign = [name for name, value in settings.items() if name not in known and name not in UNUSED and value]
     if not set(EFFORT[effort]) <= set(known):
         foreign.append("effort")
     if foreign:
         where = "the reverse sweep" if foreign[0] in parameters(Adjoint) or foreign[0] == "effort" else "method='auto'"
         raise InvalidValue(f"`{foreign[0]}` belongs to {where}; `method` is {cls.name!r}, not 'adjoint'.")
-    return cls(**{**EFFORT[effort], **{name: value for name, value in given.items() if name in known}})
+    return cls(**{**EFFORT[effort], **{name: value for name, value in settings.items() if name in known}})
 
 
 def _default(name: str, value: Any) -> bool:
@@ -87,6 +87,6 @@ def read(plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Metho
         flat = restored(plain, tensors)
         numerics = Numerics(**{name: flat.pop(name) for name in describe(Numerics())[0] if name in flat})
         return method_of(**flat), numerics
-    own = dict(plain["method"])
-    cls = METHODS[own.pop("name")]
-    return cls(**restored(own, tensors)), Numerics(**plain["numerics"])
+    settings = dict(plain["method"])
+    cls = METHODS[settings.pop("name")]
+    return cls(**restored(settings, tensors)), Numerics(**plain["numerics"])

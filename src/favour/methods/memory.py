@@ -54,13 +54,13 @@ class Peak(TorchDispatchMode):
         self._seen.discard(key)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {t.untyped_storage()._cdata for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        arguments = {t.untyped_storage()._cdata for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         result = function(*args, **(kwargs or {}))
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, Tensor):
                 storage = tensor.untyped_storage()
                 key, size = storage._cdata, storage.nbytes()
-                if key not in self._seen and key not in given:  # not a view of a weight
+                if key not in self._seen and key not in arguments:  # not a view of a weight
                     self._seen.add(key)
                     self.now += size
                     self.most = max(self.most, self.now)

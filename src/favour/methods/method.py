@@ -184,14 +184,14 @@ def differing(settings: Any) -> list[str]:
     >>> differing(Numerics(seed=3))
     ['seed=3']
     """
-    found = []
+    differences = []
     for f in fields(settings):
         value = getattr(settings, f.name)
         if isinstance(value, Tensor):
-            found.append(f"{f.name}=(tensor of shape {tuple(value.shape)})")
+            differences.append(f"{f.name}=(tensor of shape {tuple(value.shape)})")
         elif f.default is MISSING or value != f.default:
-            found.append(f"{f.name}={value!r}")
-    return found
+            differences.append(f"{f.name}={value!r}")
+    return differences
 
 
 def describe(settings: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -56,22 +56,22 @@ class Pairs:
         self.sweep, self.groups = sweep, groups
         self.images: dict[int, Tensor] = {}
         self.draws: dict[int, int] = {}  # n, of an image
-        self.own: dict[int, Tensor] = {}  # o
+        self.entry_variances: dict[int, Tensor] = {}  # o
         self.unseen: dict[int, Tensor] = {}  # d
         shared: dict[Hashable, int] = {}
         count = 0
         for value in inputs:
             if value.diag is not None:
                 self._add(value, self._spread(value.diag, count), math.prod(value.diag.shape[1:]))
-                _sum(self.own, value, value.diag)
+                _sum(self.entry_variances, value, value.diag)
                 count += 1
         for entry in sweep.tape:
             for x, G in entry.surrogate.maps:
                 if id(x) in self.images:
                     self._add(entry.value, G.apply(self.images[id(x)]), self.draws[id(x)])
                 alike = math.prod(x.mean.shape[1:]) == math.prod(entry.value.mean.shape[1:])
-                if id(x) in self.own and G.one_per_column and alike:
-                    _sum(self.own, entry.value, G.square(self.own[id(x)]))
+                if id(x) in self.entry_variances and G.one_per_column and alike:
+                    _sum(self.entry_variances, entry.value, G.square(self.entry_variances[id(x)]))
                 if id(x) in self.unseen:
                     _sum(self.unseen, entry.value, G.square(self.unseen[id(x)]))
             for noise in entry.surrogate.noises:
@@ -81,7 +81,7 @@ class Pairs:
                     image = self._spread(noise.variance.expand(entry.value.mean.shape), seed)
                     self._add(entry.value, image, math.prod(image.shape[2:]))
                     if noise.cumulants is None:
-                        _sum(self.own, entry.value, noise.variance)
+                        _sum(self.entry_variances, entry.value, noise.variance)
                 elif isinstance(noise, LatentNoise):
                     shape = noise.latent_shape
                     z = self._signs(shape, entry.value.mean, seed)
@@ -115,17 +115,17 @@ class Pairs:
             if second is not None or entry.curved:
                 self.sweep.note(entry.step, "pairs: what two draws do here together is left out")
             return None
-        bend = second.curvature()
+        curvature = second.curvature()
         one, two = torch.triu_indices(self.groups, self.groups, 1, device=u.device).unbind()
         M = second.forms(g, u)[..., one, two]  # (batch, F, P(P − 1)/2)
         seen = x.variance - self.unseen[id(x)] if id(x) in self.unseen else x.variance
         paired = seen.clamp_min(0).square()
-        if id(x) in self.own:
-            paired = (paired - self.own[id(x)].square()).clamp_min(0)
+        if id(x) in self.entry_variances:
+            paired = (paired - self.entry_variances[id(x)].square()).clamp_min(0)
         for noise in entry.surrogate.noises:
             if isinstance(noise, Residual) and noise.draw is not None:
                 paired = (paired - noise.draw.variance.square()).clamp_min(0)
-        left = unexplained(entry.surrogate.noises, 0.5 * bend.square() * paired)
+        left = unexplained(entry.surrogate.noises, 0.5 * curvature.square() * paired)
         n = self.draws[id(x)]
         missed = max(0.0, n / self.groups - 1) / max(1, n - 1)
         label = next((noise.label for noise in entry.surrogate.noises), "noise")

@@ -100,9 +100,9 @@ def reverse(
         _tell(met, entry.value, g, c, batch)
         noises = entry.surrogate.noises
         if pairs is not None:
-            found = pairs.at(entry, g)
-            if found is not None:
-                label, gram, noises = found
+            paired = pairs.at(entry, g)
+            if paired is not None:
+                label, gram, noises = paired
                 add(label, gram)
         elif secant:
             noises = unexplained(noises)
@@ -155,12 +155,12 @@ def reverse(
 
 def bending_values(sweep: Sweep) -> set[int]:
     """Values whose curvatures reach a skewed noise."""
-    found: set[int] = set()
+    ids: set[int] = set()
     for entry in sweep.tape:
         skewed = any(noise.skewed for noise in entry.surrogate.noises)
-        if skewed or any(id(x) in found for x, _ in entry.surrogate.maps):
-            found.add(id(entry.value))
-    return found
+        if skewed or any(id(x) in ids for x, _ in entry.surrogate.maps):
+            ids.add(id(entry.value))
+    return ids
 
 
 def bend_back(
@@ -170,20 +170,20 @@ def bend_back(
 
     What its map or the operation itself does not tell of is noted in the sweep.
     """
-    bend = None
+    curvature = None
     if c is not None:
         squared = G.power(2)
         if isinstance(squared, Unavailable):
             sweep.note(entry.step, f"secants: curvatures stop here, {squared.reason}")
         else:
-            bend = squared.transpose(c if squared.thin else _whole(c, batch))
+            curvature = squared.transpose(c if squared.thin else _whole(c, batch))
     second = entry.surrogate.second
     if second is None and entry.curved and not entry.surrogate.crossed:
         sweep.note(entry.step, "secants: its own second derivatives are not known, and left out")
     if second is not None and x is entry.surrogate.maps[0][0]:
-        own = second.diagonal(_whole(g, batch))
-        bend = own if bend is None else bend + own
-    return bend
+        diagonal = second.diagonal(_whole(g, batch))
+        curvature = diagonal if curvature is None else curvature + diagonal
+    return curvature
 
 
 def _backwards(tape: list[Entry], last: bool) -> Iterator[Entry]:

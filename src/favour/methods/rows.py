@@ -62,15 +62,15 @@ def check_rows(plan: Plan, values: Mapping[Node, Any], ctx: Context) -> bool:
         if isinstance(node, DerivedNode):  # no input is in it
             return weight_of(step, values, here)
         made = surrogate_of(step, values, here)
-        found = [representation.absorb(s, step, sweep) for s in _listed(made)]
+        results = [representation.absorb(s, step, sweep) for s in _listed(made)]
         for sign in (1.0, -1.0):
             changed = {**values, **{n: _with_other_row(values[n], sign) for n in node.inputs}}
             again = _listed(surrogate_of(step, changed, here))
-            if not all(_alike(a, representation.absorb(b, step, sweep)) for a, b in zip(found, again, strict=True)):
+            if not all(_alike(a, representation.absorb(b, step, sweep)) for a, b in zip(results, again, strict=True)):
                 problems.append(f"`{node.target}` at {node.place}")
                 break
         note_readings(node, made, taken)
-        return found if isinstance(made, list) else found[0]
+        return results if isinstance(made, list) else results[0]
 
     interpret(steps, taken, handle, plan.done)
     if problems:

@@ -58,14 +58,14 @@ class Sampling(Method):
     n: int = 200
 
     def run(self, bound: Bound) -> list[Any]:
-        found = []
+        results = []
         for planned, drawn in zip(bound.plan.outputs, self._drawn(bound, self.n), strict=True):
             certain = not isinstance(planned, Node) or planned not in bound.plan.uncertain
             if isinstance(drawn, Tensor) and isinstance(planned, Node) and planned.shape is not None:
-                found.append(belief_of(drawn[0]) if certain else empirical(drawn))
+                results.append(belief_of(drawn[0]) if certain else empirical(drawn))
             else:
-                found.append(drawn)
-        return found
+                results.append(drawn)
+        return results
 
     def draws(self, bound: Bound, n: int | None) -> Tensor | None:
         return self._drawn(bound, self.n if n is None else max(n, 2))[0]
@@ -221,8 +221,8 @@ class Sampler:
         return sizes
 
     def _device(self, values: Mapping[Node, Any]) -> torch.device:
-        given = (mean_of(values[n]) for n in self.graph.inputs if n is not None)
-        return next(v.device for v in given if isinstance(v, Tensor))
+        means = (mean_of(values[n]) for n in self.graph.inputs if n is not None)
+        return next(v.device for v in means if isinstance(v, Tensor))
 
     def _mask(
         self, node: Node, values: Mapping[Node, Any], sizes: Mapping[str, int], count: int, random: MaskSource

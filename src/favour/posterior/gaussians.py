@@ -171,8 +171,8 @@ class Rows(ByRows):
     def push(self, z: Tensor) -> Tensor:
         sigma, factor = self.diag.flatten(1).sqrt(), self.factor.flatten(2)  # (m, n), (r, m, n)
         r, m, n = factor.shape
-        own, common = z[..., : m * n].unflatten(-1, (m, n)), z[..., m * n :].unflatten(-1, (r, m))
-        rows = own * sigma + torch.einsum("...rm,rmn->...mn", common, factor)
+        normals, common = z[..., : m * n].unflatten(-1, (m, n)), z[..., m * n :].unflatten(-1, (r, m))
+        rows = normals * sigma + torch.einsum("...rm,rmn->...mn", common, factor)
         return rows.reshape(*z.shape[:-1], *self.shape)
 
     def pull(self, w: Tensor) -> Tensor:
@@ -186,8 +186,8 @@ class Rows(ByRows):
 
     def row_variances(self, a: Tensor, blocks: Blocks) -> Tensor:
         seen = torch.einsum("rgmn,pbgnt->rpbgmt", blocks(self.factor), a)
-        own = torch.einsum("gmn,bgnt->bgmt", blocks(self.diag), a.square().sum(0))
-        return own + seen.square().sum((0, 1))
+        diagonal = torch.einsum("gmn,bgnt->bgmt", blocks(self.diag), a.square().sum(0))
+        return diagonal + seen.square().sum((0, 1))
 
     def rows_between(self, x: Moments, other: Moments) -> Tensor:
         total = F.linear(_second(x, other), self.diag)

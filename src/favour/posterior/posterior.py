@@ -126,11 +126,11 @@ class Posterior:
             if not callable(method):
                 continue
             prefix = f"{path}." if path else ""
-            found = method()
-            if isinstance(found, Posterior):  # with latents, which a mapping cannot hold
-                shared = shared.merge(cls({}, latents={prefix + n: f for n, f in found.latents.items()}))
-                found = found.gaussians
-            for key, gaussian in found.items():
+            answer = method()
+            if isinstance(answer, Posterior):  # with latents, which a mapping cannot hold
+                shared = shared.merge(cls({}, latents={prefix + n: f for n, f in answer.latents.items()}))
+                answer = answer.gaussians
+            for key, gaussian in answer.items():
                 name: Key = prefix + key if isinstance(key, str) else (prefix + key[0], prefix + key[1])
                 collected[name] = gaussian
         return cls(collected, latents=shared.latents)
@@ -217,9 +217,9 @@ class Posterior:
                     "one random draw, so use one of its names throughout."
                 )
         wrong = [
-            f"`{what}` has shape {given}, the posterior needs {required}"
-            for what, given, required in self._shapes(parameters)
-            if given != required
+            f"`{what}` has shape {shape}, the posterior needs {required}"
+            for what, shape, required in self._shapes(parameters)
+            if shape != required
         ]
         if wrong:
             raise ShapeMismatch("the posterior does not fit the model: " + "; ".join(wrong) + ".")
@@ -280,8 +280,8 @@ class Posterior:
             latents = standard_normal((n, self.latent_rank), like, generator)
             for name, factor in self._latents.items():
                 shared = torch.tensordot(latents.to(factor), factor, dims=1)
-                own = deviations.get(name)
-                deviations[name] = shared if own is None else own + shared.to(own)
+                independent = deviations.get(name)
+                deviations[name] = shared if independent is None else independent + shared.to(independent)
         draws = {}
         for name in dict.fromkeys([*deviations, *self._means]):
             value = parameters[name]

@@ -98,9 +98,9 @@ def _largest(x: Value, axis: int) -> Tensor:
 
 def _rise(x: Value, p: Tensor, axis: int) -> Tensor:
     """E[lse] − lse(μ)."""
-    bend = 0.5 * (p * (x.variance - _times(x, p, axis))).sum(axis, keepdim=True)
+    rise = 0.5 * (p * (x.variance - _times(x, p, axis))).sum(axis, keepdim=True)
     most = (2 * math.log(max(p.shape[axis], 1)) * _largest(x, axis)).clamp_min(torch.finfo(p.dtype).tiny).sqrt()
-    return torch.minimum(bend, most)
+    return torch.minimum(rise, most)
 
 
 def _second_order(p: Tensor, v: Tensor, axis: int) -> Tensor:
@@ -110,8 +110,8 @@ def _second_order(p: Tensor, v: Tensor, axis: int) -> Tensor:
     around = v * (1 - 2 * p) + S2  # Σ v e²
     across = v * p - S2  # Σ v e p
     # Σ_j v_j²(p_j² − 2p_j(e_j² + p_j²)), with Σ v² p e² = Σ v² p³ + v_i² p_i(1 − 2p_i)
-    own = (v.square() * p.square()).sum(axis, keepdim=True) - 4 * S3 - 2 * v.square() * p * (1 - 2 * p)
-    total = around.square() + S2.square() + 2 * across.square() + own
+    squares = (v.square() * p.square()).sum(axis, keepdim=True) - 4 * S3 - 2 * v.square() * p * (1 - 2 * p)
+    total = around.square() + S2.square() + 2 * across.square() + squares
     return (0.5 * p.square() * total).clamp_min(0)
 
 
@@ -147,23 +147,23 @@ def softmax(ctx: Context, x: Value, dim: int, half_to_float: Argument = None, *,
     else:
         carried = G.apply(x.factor).square().sum(0)
         carried = carried if x.diag is None else carried + G.square(x.diag)
-        beyond = carried > most
-        share = torch.where(beyond, most / torch.where(beyond, carried, 1.0), 1.0)
+        excess = carried > most
+        share = torch.where(excess, most / torch.where(excess, carried, 1.0), 1.0)
         # √ has no gradient at 0, where an entry is certain and so is the row
         G = compose(scaling(torch.where(share > 0, torch.where(share > 0, share, 1.0).sqrt(), 0.0)), G)
     curved = _second_order(m, v / (1 + m * v), axis)
     noise = torch.minimum(curved, (most - carried).clamp_min(0))
     label = f"{ctx.module or 'model'} (softmax)"
     scores = x.known(Scores)
-    told: list[Carried] = [replace(scores, weights=True)] if scores is not None and axis == m.ndim - 1 else []
+    weight_scores: list[Carried] = [replace(scores, weights=True)] if scores is not None and axis == m.ndim - 1 else []
 
-    def bend(g: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    def hessian(g: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         gm = g * m
         along = gm.sum(axis + 1, keepdim=True) * m
         return gm - along, [(-2 * gm, m), (2 * along, m)]
 
-    second = GroupedSecond(bend, m.shape, m.shape, axis - m.ndim)
-    return Surrogate(m, [(x, G)], [DiagonalNoise(noise, label)], second, told)
+    second = GroupedSecond(hessian, m.shape, m.shape, axis - m.ndim)
+    return Surrogate(m, [(x, G)], [DiagonalNoise(noise, label)], second, weight_scores)
 
 
 @rule(
@@ -192,11 +192,11 @@ def log_softmax(
 def _bend_of_sum(m: Tensor, sign: float, axis: int, reduced: bool) -> GroupedSecond:
     """H = g(diag(m) − mmᵀ) of logsumexp, which the entries of log-softmax subtract."""
 
-    def bend(g: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    def hessian(g: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         alpha = sign * g.sum(axis + 1, keepdim=True) * m
         return alpha, [(-alpha, m)]
 
-    return GroupedSecond(bend, m.shape, m.shape, axis - m.ndim, reduced)
+    return GroupedSecond(hessian, m.shape, m.shape, axis - m.ndim, reduced)
 
 
 @rule(aten.logsumexp.default, exactness="linearised", family="attention", traits=Traits(reduces=True))
@@ -213,15 +213,15 @@ def logsumexp(ctx: Context, x: Value, dim: Argument, keepdim: bool = False) -> S
     m = _expected(x, axis)
     pv = p * v
     # tr(HΛHΛ) = Σ p²v² − 2Σ p³v² + (Σ p²v)²
-    bend = (pv.square() * (1 - 2 * p)).sum(axis, keepdim=True) + (p * pv).sum(axis, keepdim=True).square()
+    variance = (pv.square() * (1 - 2 * p)).sum(axis, keepdim=True) + (p * pv).sum(axis, keepdim=True).square()
     left = _largest(x, axis) - (m * _times(x, m, axis)).sum(axis, keepdim=True)
-    bend = torch.minimum(0.5 * bend, left).clamp_min(0)
+    variance = torch.minimum(0.5 * variance, left).clamp_min(0)
 
     def shaped(t: Tensor, at: int) -> Tensor:
         return t if keepdim else t.squeeze(at)
 
     G = weighted_sum(m, axis, keepdim, m.shape[axis])
-    noise = DiagonalNoise(shaped(bend, axis), f"{ctx.module or 'model'} (logsumexp)")
+    noise = DiagonalNoise(shaped(variance, axis), f"{ctx.module or 'model'} (logsumexp)")
     return Surrogate(shaped(mean, axis), [(x, G)], [noise], _bend_of_sum(m, 1.0, axis, reduced=True))
 
 

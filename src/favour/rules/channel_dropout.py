@@ -61,9 +61,9 @@ def _channel_noise(points: Tensor, p: Argument, label: str) -> ImageNoise:
     def between(c: Tensor | None, q: int) -> Noise:
         return products(points, q)
 
-    told = cumulants if isinstance(p, Tensor) or p > 0 else None
+    drawn_cumulants = cumulants if isinstance(p, Tensor) or p > 0 else None
     latent = points.new_empty(0, points.shape[1], len(points), points.shape[2])
-    return ImageNoise(image, latent, label, drawn_cumulants=told, between=between, drawn=True)
+    return ImageNoise(image, latent, label, drawn_cumulants=drawn_cumulants, between=between, drawn=True)
 
 
 def _channel_surrogate(
@@ -78,20 +78,20 @@ def _channel_surrogate(
     maps = [(x, scaling(gain) if isinstance(gain, Tensor) or gain != 1 else identity())] if isinstance(x, Value) else []
     if centre.ndim < 3:
         return Surrogate(mean, maps, [second_moment_noise(x, centre, scale, label)])
-    points, own, within = centre.unsqueeze(0), None, None
+    points, diag, within = centre.unsqueeze(0), None, None
     if isinstance(x, Value):
-        own, known = x.diag, x.known(ChannelCovariance)
+        diag, known = x.diag, x.known(ChannelCovariance)
         within = None if known is None else Scaled(known, (gain * gain + scale) ** 0.5, centre.ndim - 2)
         points = points if x.factor is None else torch.cat([points, x.factor])
     weighted = points * torch.as_tensor(scale, dtype=points.dtype, device=points.device).sqrt()
     noises: list[Noise] = [_channel_noise(weighted, p, label)]
-    if own is not None:
+    if diag is not None:
 
         def between(c: Tensor | None, q: int) -> Noise:
             assert c is not None
             return DiagonalNoise((c * scale).flatten(0, 1))
 
-        noises.append(DiagonalNoise(own * scale, label, between=between))
+        noises.append(DiagonalNoise(diag * scale, label, between=between))
     return Surrogate(mean, maps, noises, carried=[Fallen(weighted, within)])
 
 

@@ -83,8 +83,8 @@ def convolved(ctx: Context, x: Argument, kernel: Argument, bias: Argument, geome
 
 
 def _per_axis(value: Sizes, axes: int) -> tuple[int, ...]:
-    given = (value,) if isinstance(value, int) else tuple(value)
-    return given * axes if len(given) == 1 else given
+    numbers = (value,) if isinstance(value, int) else tuple(value)
+    return numbers * axes if len(numbers) == 1 else numbers
 
 
 def _plain(kernel: Argument, stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1) -> Geometry:
@@ -221,8 +221,8 @@ def _independent(
 
 def _layout(gaussian: Gaussian, shape: tuple[int, ...], geometry: Geometry, out: Sequence[int]) -> Layout:
     """The kernel as groups of matrices, (out/groups, in/groups·window), and the results (batch, channels, *out)."""
-    groups, given = geometry.groups, tuple(gaussian.shape)
-    lead = len(given)
+    groups, kernel_shape = geometry.groups, tuple(gaussian.shape)
+    lead = len(kernel_shape)
     if geometry.transposed:
         parts = (groups, shape[0] // groups, shape[1], math.prod(shape[2:]))  # inputs, then outputs
 
@@ -231,18 +231,18 @@ def _layout(gaussian: Gaussian, shape: tuple[int, ...], geometry: Geometry, out:
 
         def whole(w: Tensor) -> Tensor:
             turned = w.unflatten(-1, (parts[1], parts[3])).transpose(-3, -2)
-            return turned.reshape(*w.shape[:-3], *given)
+            return turned.reshape(*w.shape[:-3], *kernel_shape)
 
         m = shape[1]
     else:
         m = shape[0] // groups
-        inputs = math.prod(given) // max(shape[0], 1)
+        inputs = math.prod(kernel_shape) // max(shape[0], 1)
 
         def blocks(w: Tensor) -> Tensor:
             return w.reshape(*w.shape[: w.ndim - lead], groups, m, inputs)
 
         def whole(w: Tensor) -> Tensor:
-            return w.reshape(*w.shape[:-3], *given)
+            return w.reshape(*w.shape[:-3], *kernel_shape)
 
     return Layout(
         blocks,

@@ -74,10 +74,10 @@ def _row_noises(table: Weight, sigma: Tensor, indices: Tensor) -> list[Noise]:
     fresh = torch.ones_like(tokens, dtype=torch.bool)
     noises: list[Noise] = []
     for i, owner in enumerate([*table.earlier, tokens]):
-        place, found = _first(tokens, owner)
+        place, matches = _first(tokens, owner)
         key = (table.name, "lookup", i) if table.uses > 1 else None
-        noises.append(_owned_rows(sigma, place, found & fresh, owner.shape[1], key, table.name))
-        fresh = fresh & ~found
+        noises.append(_owned_rows(sigma, place, matches & fresh, owner.shape[1], key, table.name))
+        fresh = fresh & ~matches
     return noises
 
 
@@ -170,8 +170,8 @@ def added_noises(ctx: Context, weight: Argument, like: Tensor, factor: float) ->
 
 def _separated(indices: Sequence[Any]) -> bool:
     """Whether a slice stands between index tensors: torch then puts the indexed dimensions in front of all others."""
-    given = [i for i, index in enumerate(indices) if index is not None]
-    return given[-1] - given[0] >= len(given)
+    places = [i for i, index in enumerate(indices) if index is not None]
+    return places[-1] - places[0] >= len(places)
 
 
 def _looked_up(x: Argument, indices: Sequence[Any]) -> list[tuple[Any, Any, int, bool]]:
@@ -212,8 +212,8 @@ def _check_rows(ctx: Context, rows: Tensor, batch: int) -> None:
     """An index of the batch must be arange(batch), each input its own."""
     if rows.ndim and rows.shape[0] == batch and torch.compiler.is_compiling():
         return
-    own = torch.arange(batch, device=rows.device).reshape(-1, *[1] * max(rows.ndim - 1, 0))
-    if rows.ndim == 0 or rows.shape[0] != batch or not bool((rows == own).all()):
+    positions = torch.arange(batch, device=rows.device).reshape(-1, *[1] * max(rows.ndim - 1, 0))
+    if rows.ndim == 0 or rows.shape[0] != batch or not bool((rows == positions).all()):
         raise UnsupportedOperation(
             f"indexing at {ctx.place} picks from dimension 0, the batch ({batch}), with an index of shape "
             f"{tuple(rows.shape)}; predictions are per input. Only `torch.arange(batch)` may stand there."

@@ -68,8 +68,8 @@ class _Entries:
         self.factors = None if factor is None else box.entries(factor.to(work), 0.0)
         self.pairs: Covariances | None = None
         if within is not None and factor is None:
-            found = box.covariances(within, mean.ndim - 2)
-            self.pairs = None if found is None else {ij: c.to(work) for ij, c in found.items()}
+            covariances = box.covariances(within, mean.ndim - 2)
+            self.pairs = None if covariances is None else {ij: c.to(work) for ij, c in covariances.items()}
 
     def laws(self) -> list[Law]:
         if self.factors is None:

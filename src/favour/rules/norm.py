@@ -172,15 +172,15 @@ def normalise(
     hat = c / s
 
     blocks = {name: block.reshape(block.shape[0], *grouped) for name, block in x.blocks.items()}
-    own = _second_order(Value(mu, None if x.diag is None else x.diag.reshape(grouped), blocks), centred)
-    spread = (4 * (c * kappa).sum(-1, keepdim=True) / n**2).clamp_min(0) + own
+    second_order = _second_order(Value(mu, None if x.diag is None else x.diag.reshape(grouped), blocks), centred)
+    spread = (4 * (c * kappa).sum(-1, keepdim=True) / n**2).clamp_min(0) + second_order
     # One product with 1/s² after the other: s⁴ and s⁶ underflow where ε is that of `normalize`.
     inverse = 1 / s2
     relative = spread * inverse * inverse
     gain = 1 + 0.375 * relative  # E[(V + ε)^−½]·s
     mean = hat * gain - kappa * inverse / (n * s)
     noise = 0.25 * (v * inverse) * relative
-    common = 0.5 * hat * (own.sqrt() * inverse)  # one draw for the whole group
+    common = 0.5 * hat * (second_order.sqrt() * inverse)  # one draw for the whole group
     # Σ_i Var y_i by the terms above, which is at most what Σ_i y_i² ≤ n allows: kept to it where x says next to nothing
     power, along = hat.square().sum(-1, keepdim=True), (hat.square() * v).sum(-1, keepdim=True)
     carried = v.sum(-1, keepdim=True) * (1 - k / n) - along * (2 / n - power / n**2)
@@ -327,20 +327,20 @@ def _variance(ctx: Context, x: Value, dim: Argument, correction: float, keepdim:
     scale = n / (n - correction)
     mean = scale * (c.square().mean(-1, keepdim=True) + extra.clamp_min(0))
     slope = (2 * scale / n * c).movedim(-1, axis)
-    own = _second_order(last, True) * scale**2
+    second_order = _second_order(last, True) * scale**2
 
     def shaped(t: Tensor, at: int) -> Tensor:
         return t if keepdim else t.squeeze(at)
 
     G = weighted_sum(slope, axis, keepdim, n)
-    noise = DiagonalNoise(shaped(own.movedim(-1, axis), axis), f"{ctx.module or 'model'} (variance)")
+    noise = DiagonalNoise(shaped(second_order.movedim(-1, axis), axis), f"{ctx.module or 'model'} (variance)")
     one = torch.ones_like(x.mean)
 
-    def bend(g: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    def hessian(g: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         alpha = 2 * scale / n * g
         return alpha, [(-alpha / n, one)]
 
-    second = GroupedSecond(bend, shape, shape, axis - len(shape), reduced=True)
+    second = GroupedSecond(hessian, shape, shape, axis - len(shape), reduced=True)
     return Surrogate(shaped(mean.movedim(-1, axis), axis), [(x, G)], [noise], second)
 
 

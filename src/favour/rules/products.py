@@ -186,8 +186,8 @@ def divide(ctx: Context, a: Argument, b: Value) -> Surrogate:
         if isinstance(shared, tuple):
             c = covariance_at(*shared)
             mean, noise, crossed = mean + c, noise + c.square(), [shared]
-    bend = Pointwise(lambda: 2 * (mean_of(a) * inverse.pow(3)).expand(out), ends_cumulants=False)
-    second = bend if b.mean.shape == out else None
+    curvature = Pointwise(lambda: 2 * (mean_of(a) * inverse.pow(3)).expand(out), ends_cumulants=False)
+    second = curvature if b.mean.shape == out else None
     return Surrogate(mean, maps, [DiagonalNoise(noise.expand(out), _label(ctx))], second, crossed=crossed)
 
 
@@ -337,8 +337,8 @@ def einsum_letters(equation: str, dims: Sequence[int]) -> tuple[str, str, str]:
     dots = "".join(free[:hidden])
     spelled = []
     for term, n in zip(terms, dims, strict=True):
-        own = n - len(term.replace("...", ""))
-        spelled.append(term.replace("...", dots[hidden - own :] if own else ""))
+        dotted = n - len(term.replace("...", ""))
+        spelled.append(term.replace("...", dots[hidden - dotted :] if dotted else ""))
     if not arrow:
         joined = "".join(terms).replace(".", "")
         right = "..." * bool(hidden) + "".join(sorted({c for c in joined if joined.count(c) == 1}))

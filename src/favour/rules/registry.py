@@ -134,7 +134,7 @@ def pointwise_surrogate(ctx: Context, x: Value, f: ScalarFunction) -> Surrogate:
     """The surrogate of a scalar function in the context's activation mode."""
     price = ctx.activation == "price"
 
-    def bend() -> Tensor:
+    def second_derivative() -> Tensor:
         return curvature(f, x.mean, x.variance)
 
     draw, cumulants = None, x.known(Cumulants)
@@ -142,17 +142,17 @@ def pointwise_surrogate(ctx: Context, x: Value, f: ScalarFunction) -> Surrogate:
         mean, slope, residual = surrogate_slope(f, x.mean, x.variance, ctx.activation)
     else:
         third, fourth = cumulants.third, cumulants.fourth
-        (mean, slope, residual), draw = effective_moments(f, x.mean, x.variance, third, fourth, bend)
+        (mean, slope, residual), draw = effective_moments(f, x.mean, x.variance, third, fourth, second_derivative)
 
     slope = stored(slope)
-    result = Surrogate(mean, [(x, scaling(slope))], second=Pointwise(bend) if price else None)
+    result = Surrogate(mean, [(x, scaling(slope))], second=Pointwise(second_derivative) if price else None)
     if not price:
         return result
     within = x.known(ChannelCovariance)
-    told = None if within is None else within.response()
-    if within is not None and told is not None:
-        z, spread = told
-        answer = compose(scaling(0.5 * bend()), spread)  # see `favour.surrogate.channels`
+    response = None if within is None else within.response()
+    if within is not None and response is not None:
+        z, spread = response
+        answer = compose(scaling(0.5 * second_derivative()), spread)  # see `favour.surrogate.channels`
         result.maps.append((z, answer))
         result.carried.append(Scaled(within, slope, x.mean.ndim - 2))
         result.variance = slope.square() * x.variance + residual

@@ -287,7 +287,7 @@ def _reducing(average: bool) -> Callable[..., tuple[Tensor, LinearMap]]:
                 "predictions are per input. Reduce over the other dimensions."
             )
         count = math.prod([x.shape[d] for d in dims]) if average else 1
-        before, given = x.shape, x.dtype
+        before, input_dtype = x.shape, x.dtype
         folded = [d + 1 for d in dims]
 
         def apply(d: Tensor) -> Tensor:
@@ -297,7 +297,7 @@ def _reducing(average: bool) -> Callable[..., tuple[Tensor, LinearMap]]:
             if not keepdim:
                 for d in sorted(folded):
                     g = g.unsqueeze(d)
-            return g.expand(g.shape[0], *before).to(given)
+            return g.expand(g.shape[0], *before).to(input_dtype)
 
         total = structural(
             apply, transpose, channelwise=min(dims) > 1, name=("sum", before, tuple(dims), keepdim, dtype)

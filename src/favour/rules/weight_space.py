@@ -51,8 +51,8 @@ def reshaped(
         named: Forward methods keep its columns by the weight's name, and do not compress them.
     """
     assert weight.gaussian is not None
-    own = weight.gaussian.variance().expand(1, 1, *weight.shape)
-    variances = result(factor**2 * own).squeeze(0).expand(like.shape)
+    weight_variance = weight.gaussian.variance().expand(1, 1, *weight.shape)
+    variances = result(factor**2 * weight_variance).squeeze(0).expand(like.shape)
     return LatentNoise(
         lambda z: result(factor * space.push(z.squeeze(2))).expand(z.shape[0], *like.shape),
         lambda g: space.pull(factor * back(g)).unsqueeze(2),

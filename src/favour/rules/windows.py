@@ -27,8 +27,8 @@ MOST_NEIGHBOURS = 9
 
 def per_axis(value: Sizes, axes: int) -> tuple[int, ...]:
     """One number for each axis."""
-    given = (value,) if isinstance(value, int) else tuple(value)
-    return given * axes if len(given) == 1 else given
+    numbers = (value,) if isinstance(value, int) else tuple(value)
+    return numbers * axes if len(numbers) == 1 else numbers
 
 
 def spans(size: int, count: int) -> list[tuple[int, int]]:
@@ -195,14 +195,14 @@ class Box:
         places = self.offsets(space)
         if places is None:
             return None
-        found: dict[Lag, list[Tensor]] = {}
+        by_lag: dict[Lag, list[Tensor]] = {}
         pairs: dict[tuple[int, int], Tensor] = {}
         for j, there in enumerate(places):
             for i, here in enumerate(places[:j]):
                 lag = tuple([b - a for a, b in zip(here, there, strict=True)])
-                if lag not in found:
-                    found[lag] = self.entries(within.at(lag), 0.0)
-                pairs[i, j] = found[lag][i]
+                if lag not in by_lag:
+                    by_lag[lag] = self.entries(within.at(lag), 0.0)
+                pairs[i, j] = by_lag[lag][i]
         return pairs
 
     def routing(self, weights: Sequence[Tensor]) -> LinearMap:

@@ -95,11 +95,11 @@ def hermite(f: ScalarFunction, mean: Tensor, variance: Tensor) -> list[Tensor]:
     mean, variance, out = widen(mean, variance)
     sigma = torch.sqrt(variance.clamp_min(torch.finfo(mean.dtype).eps ** 2))
     if f.exactness == "linearised":
-        bend = torch.zeros_like(mean) if f.curvature is None else f.curvature(mean, variance)
-        second = torch.where(variance > 0, variance * bend / math.sqrt(2), 0.0).to(out)
+        curvature = torch.zeros_like(mean) if f.curvature is None else f.curvature(mean, variance)
+        second = torch.where(variance > 0, variance * curvature / math.sqrt(2), 0.0).to(out)
         return [second, *[torch.zeros_like(second)] * (ORDER - 2)]
-    near = torch.finfo(mean.dtype).eps ** 0.5
-    ramps = [(t, _slope(f, mean, t + near) - _slope(f, mean, t - near)) for t in f.kinks]
+    step = torch.finfo(mean.dtype).eps ** 0.5
+    ramps = [(t, _slope(f, mean, t + step) - _slope(f, mean, t - step)) for t in f.kinks]
     alphas = _smooth(f, mean, sigma, ramps)
     for t, jump in ramps:
         h = (t - mean) / sigma
@@ -122,10 +122,10 @@ def remainder_between(f: ScalarFunction, mean: Tensor, variance: Tensor, residua
     """
     q, rho = c.shape[0], correlation(c, variance)
     alphas = hermite(f, mean, variance)
-    found = torch.stack(alphas).square().sum(0)
-    over = found > residual  # quadrature may find more than there is
-    shrink = torch.where(over, safe_root(residual) / safe_root(torch.where(over, found, 1.0)).clamp_min(1e-30), 1.0)
-    rest = safe_root(residual - found * shrink.square())
+    power = torch.stack(alphas).square().sum(0)
+    over = power > residual  # quadrature may find more than there is
+    shrink = torch.where(over, safe_root(residual) / safe_root(torch.where(over, power, 1.0)).clamp_min(1e-30), 1.0)
+    rest = safe_root(residual - power * shrink.square())
     total = rho * partners(rest, q) * rest
     for alpha in reversed([alpha * shrink for alpha in alphas]):  # Horner
         total = rho * (total + partners(alpha, q) * alpha)

@@ -77,9 +77,9 @@ def _lines(a: Argument) -> tuple[Line, ...] | None:
 
 def _kept(lines: Iterable[Line]) -> tuple[Line, ...] | None:
     """The lines, each once as far as that is known, unless they are too many."""
-    given = list(lines)
-    plain = dict.fromkeys(line for line in given if not any(isinstance(part, Tensor) for part in line))
-    others = [line for line in given if any(isinstance(part, Tensor) for part in line)]
+    all_lines = list(lines)
+    plain = dict.fromkeys(line for line in all_lines if not any(isinstance(part, Tensor) for part in line))
+    others = [line for line in all_lines if any(isinstance(part, Tensor) for part in line)]
     return (*plain, *others) if len(plain) + len(others) <= MOST_LINES else None
 
 

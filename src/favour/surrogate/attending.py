@@ -177,7 +177,7 @@ def met(weights: Any, v: Any) -> Tensor | None:
     along = torch.einsum("bhie,dhe->bhid", q, with_z.K)
     total = along * torch.einsum("bhij,bjd->bhid", s * (1 - s), lam)
     if with_z.Q is not None and s.shape[-1] == s.shape[-2]:
-        own = s.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
-        total = total + own * lam.unsqueeze(1) * torch.einsum("bhie,dhe->bhid", k - s @ k, with_z.Q)
-    found = torch.einsum("bhid,dhf->bhif", total, with_z.V) * scores.factor
-    return found.reshape(*weights.mean.shape[:-1], v.mean.shape[-1])
+        diagonal = s.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+        total = total + diagonal * lam.unsqueeze(1) * torch.einsum("bhie,dhe->bhid", k - s @ k, with_z.Q)
+    covariance = torch.einsum("bhid,dhf->bhif", total, with_z.V) * scores.factor
+    return covariance.reshape(*weights.mean.shape[:-1], v.mean.shape[-1])

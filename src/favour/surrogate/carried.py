@@ -67,7 +67,7 @@ class Cumulants(Carried):
 
     @classmethod
     def after(cls, y: Any) -> Self | Unavailable | None:
-        told: list[tuple[Tensor, Tensor]] = [n.cumulants() for n in y.noises if n.cumulants is not None]
+        terms: list[tuple[Tensor, Tensor]] = [n.cumulants() for n in y.noises if n.cumulants is not None]
         ended: Unavailable | None = None
         if len(y.maps) == 1 and (y.second is None or not y.second.ends_cumulants):
             ((x, G),) = y.maps
@@ -77,10 +77,10 @@ class Cumulants(Carried):
                 if isinstance(moved, Unavailable):
                     ended = moved
                 else:
-                    told.insert(0, moved)
-        if not told:
+                    terms.insert(0, moved)
+        if not terms:
             return ended
-        return cls(sum([k for k, _ in told[1:]], told[0][0]), sum([k for _, k in told[1:]], told[0][1]))
+        return cls(sum([k for k, _ in terms[1:]], terms[0][0]), sum([k for _, k in terms[1:]], terms[0][1]))
 
     def _moved(self, G: LinearMap) -> tuple[Tensor, Tensor] | Unavailable:
         third, fourth = G.power(3), G.power(4)

@@ -144,10 +144,10 @@ class Scaled(ChannelCovariance):
         return None if u is None else u * self.factor
 
     def response(self) -> tuple[Value, LinearMap] | None:
-        told = self.x.response() if self.linear else None
-        if told is None:
+        response = self.x.response() if self.linear else None
+        if response is None:
             return None
-        z, spread = told
+        z, spread = response
         return z, spread.scaled_after(self.factor**2)
 
 
@@ -161,15 +161,15 @@ class Fallen(ChannelCovariance):
 
     def __init__(self, columns: Tensor, x: ChannelCovariance | None) -> None:
         super().__init__()
-        self.own, self.x, self.whole = columns, x, x is None or x.whole
+        self.draws, self.x, self.whole = columns, x, x is None or x.whole
 
     def _covariance(self, lag: Lag) -> Tensor:
-        own = (self.own * shifted(self.own, lag)).sum(0)
-        return own if self.x is None else own + self.x.at(lag)
+        products = (self.draws * shifted(self.draws, lag)).sum(0)
+        return products if self.x is None else products + self.x.at(lag)
 
     def _make_columns(self) -> Tensor:
         known = None if self.x is None else self.x.columns()
-        return self.own if known is None else torch.cat([self.own, known])
+        return self.draws if known is None else torch.cat([self.draws, known])
 
 
 class Mapped(ChannelCovariance):
@@ -198,10 +198,10 @@ class Mapped(ChannelCovariance):
 
         Where several paths lead from z to a result, their squares are added: what one takes off another is not known.
         """
-        told = self.x.response() if self.G.one_per_column else None
-        if told is None:
+        response = self.x.response() if self.G.one_per_column else None
+        if response is None:
             return None
-        (z, spread), G = told, self.G
+        (z, spread), G = response, self.G
         made = compose(G, spread)
         if isinstance(made.power(2), Unavailable):
             made = Generic(made.apply, made.transpose, lambda v: G.square(spread.square(v)), alike=made.alike)

@@ -67,6 +67,6 @@ def require_psd(name: str, what: str, matrix: Tensor) -> None:
 def floating_tensor(name: str, what: str, value: Any) -> Tensor:
     """The value, if it is a tensor of floating-point numbers."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
-        given = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise InvalidType(f"{what} of `{name}` is a {given}; a floating-point tensor is required.")
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise InvalidType(f"{what} of `{name}` is a {kind}; a floating-point tensor is required.")
     return value

@@ -145,8 +145,8 @@ def meeting(x: Any, y: Any, G: LinearMap, H: LinearMap) -> tuple[Origin, LinearM
 
 def between(x: Any, y: Any, G: LinearMap, H: LinearMap) -> Tensor | Unavailable | None:
     """Cov((Gx)_i, (Hy)_i), as far as `meeting` tells; None where they have no common origin."""
-    found = meeting(x, y, G, H)
-    return covariance_at(*found) if isinstance(found, tuple) else found
+    common = meeting(x, y, G, H)
+    return covariance_at(*common) if isinstance(common, tuple) else common
 
 
 def covariance_at(origin: Origin, both: LinearMap) -> Tensor:

@@ -73,9 +73,9 @@ class Value:
     def through(self, G: LinearMap) -> Tensor:
         """Marginal variances of Gx, from the marginal variances and what is carried beside them."""
         for one in self.carried:
-            told = one.through(self.variance, G)
-            if told is not None:
-                return told
+            variance = one.through(self.variance, G)
+            if variance is not None:
+                return variance
         return G.square(self.variance)
 
     def replace(self, diag: Tensor | None, blocks: dict[Hashable, Tensor]) -> None:

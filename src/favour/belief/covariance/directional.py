@@ -82,11 +82,11 @@ class Directional(Structured):
     def submatrix(self, entries: Tensor) -> Tensor:
         # (PDP)_ij = δ_ij d_i − (d_i + d_j) q_i·q_j + q_iᵀ(QᵀDQ)q_j
         u, d = self.flat_factor, self.flat_diag
-        q, own = u[:, entries], d[:, entries]
+        q, diag = u[:, entries], d[:, entries]
         if self.rank == d.shape[-1]:
             return q @ self.core @ q.mT
         middle = self.core + (u * d.unsqueeze(-1)).mT @ u
-        return torch.diag_embed(own) - (own.unsqueeze(-1) + own.unsqueeze(-2)) * (q @ q.mT) + q @ middle @ q.mT
+        return torch.diag_embed(diag) - (diag.unsqueeze(-1) + diag.unsqueeze(-2)) * (q @ q.mT) + q @ middle @ q.mT
 
     def _matmul(self, v: Tensor) -> Tensor:
         rest = self._project(self._project(v) * self.flat_diag.unsqueeze(-2))

@@ -184,13 +184,14 @@ def _drawn(predict: Propagator, args: tuple, kwargs: Mapping[str, Any], n: int |
         (belief,) = method.run(bound)
         env = {node: kept[node.name] for node in head.reads} | {n: mean_of(leaf[n.name]) for n in head.leaves}
         at_cut = None if head.cut is None else kept[head.cut.name]
-        own = at_cut is None and head.tail  # of the network itself, and the belief had more to do than a linear layer
+        # of the network itself, and the belief had more to do than a linear layer
+        network_draws = at_cut is None and head.tail
         for some in _blocks(head, belief):
             few = env if some is None else {node: _rows(node, value, some, _batch(head)) for node, value in env.items()}
             at = at_cut if some is None or at_cut is None else _rows_of(at_cut, some)
             belief_there = belief if some is None else belief[some]
             d, bias = _tail(head, few, variances, at, belief_there)
-            yield weighed(d, bias, belief_there, weight_of(head.outer) if own else 1.0)
+            yield weighed(d, bias, belief_there, weight_of(head.outer) if network_draws else 1.0)
 
 
 def _of_method(predict: Propagator, args: tuple, kwargs: Mapping[str, Any], n: int | None) -> Iterator[Tensor]:
@@ -259,8 +260,8 @@ def _tail(
     fixed = tables(head, env, like, rank)
     kept: dict[str, Tensor] = {}
     if head.batched and not traced() and like.shape[0] > FEWEST:
-        found = {layer.name: fixed.masked(layer.name, env[layer.args[1]], d) for layer, d in head.folded.items()}
-        kept = {name: w for name, w in found.items() if w is not None}
+        masked = {layer.name: fixed.masked(layer.name, env[layer.args[1]], d) for layer, d in head.folded.items()}
+        kept = {name: w for name, w in masked.items() if w is not None}
 
     def once(masks: dict[str, Tensor], normals: dict[str, Tensor], kept: dict[str, Tensor], latent: Tensor) -> Tensor:
         local = dict(env)

@@ -160,7 +160,7 @@ def _find(predict: Propagator) -> Head | None:
     order = [n for n in graph.nodes if n in needed]
     users = graph.users()
     forward = sum(_cost(n) for n in order if n.kind == "call")
-    found: list[Head] = []
+    heads: list[Head] = []
     cuts: list[Node | None] = [n for n in order if n.kind == "call" and n in uncertain and _fixed(n)]
     for cut in (None, *cuts):
         if cut is output or (cut is not None and cut.name not in known):
@@ -196,7 +196,7 @@ def _find(predict: Propagator) -> Head | None:
             each = 0 if last is None else multiplications(last) * (2 if last in layers else 1)
             each += _PASSES * _ENTRY * classes + 2 * classes**2
             cost = outer * (once + inner * each) / max(1.0, forward)
-            found.append(
+            heads.append(
                 Head(
                     graph,
                     cut,
@@ -217,8 +217,8 @@ def _find(predict: Propagator) -> Head | None:
                     predict.numerics.seed,
                 )
             )
-    affordable = (head for budget in BUDGETS for head in found if head.cost <= budget)
-    return next(affordable, min(found, key=lambda head: head.cost, default=None))
+    affordable = (head for budget in BUDGETS for head in heads if head.cost <= budget)
+    return next(affordable, min(heads, key=lambda head: head.cost, default=None))
 
 
 def _cost(node: Node) -> float:
@@ -241,13 +241,13 @@ def size(node: Node) -> int:
 
 
 def _ancestors(node: Node) -> set[Node]:
-    found, open_ = {node}, [node]
+    ancestors, open_ = {node}, [node]
     while open_:
         for source in open_.pop().inputs:
-            if source not in found:
-                found.add(source)
+            if source not in ancestors:
+                ancestors.add(source)
                 open_.append(source)
-    return found
+    return ancestors
 
 
 def _fixed(node: Node) -> bool:
@@ -284,12 +284,12 @@ def _mean_field(node: Node, weights: set[Node], posterior: Any, users: Mapping[N
     """Whether the outputs are independent given the input: a linear layer, independent weights of its own."""
     if node.target is not aten.linear.default or len(node.shape or ()) != 2:
         return False
-    own = [s for s in node.inputs if s in weights]
+    layer_weights = [s for s in node.inputs if s in weights]
     return all(
         (gaussian := posterior.gaussian(str(s.target))) is not None
         and gaussian.independent
         and str(s.target) not in posterior.latents
         and len(users[s]) == 1
         and s in node.args[1:]
-        for s in own
+        for s in layer_weights
     )

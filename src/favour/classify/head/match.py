@@ -45,8 +45,8 @@ def weighed(d: Tensor, bias: Tensor | None, belief: Belief, w: float) -> Tensor:
         ratio = belief.variance.to(d.dtype).unsqueeze(-1) / total
         return torch.addcmul(centre, d, torch.add(1 - w, ratio, alpha=w * n).sqrt())
     sigma = belief.covariance_matrix.to(d.dtype)
-    own = torch.baddbmm(sigma, d, d.mT, beta=0, alpha=1 / n)
-    both = torch.stack([torch.lerp(own, sigma, w), own])
+    sampled = torch.baddbmm(sigma, d, d.mT, beta=0, alpha=1 / n)
+    both = torch.stack([torch.lerp(sampled, sigma, w), sampled])
     tril, _ = torch.linalg.cholesky_ex(ridged(both))
     turn = torch.linalg.solve_triangular(tril[1], tril[0], upper=False, left=False)
     return torch.baddbmm(centre, turn, d)

@@ -25,8 +25,8 @@ def exp(mean: Tensor, variance: Tensor) -> Moments:
     value = torch.exp(mean + 0.5 * variance)
     # 1 − (1 + v)e^{−v} = e^{−v}(e^v − 1 − v), whose bracket is v²/2! + v³/3! + … for small v.
     small = variance < 0.3
-    near = torch.where(small, variance, 0.0)
-    series = polynomial(near, [1 / math.factorial(k) for k in range(13, 1, -1)]) * near.square()
+    small_variance = torch.where(small, variance, 0.0)
+    series = polynomial(small_variance, [1 / math.factorial(k) for k in range(13, 1, -1)]) * small_variance.square()
     decay = torch.exp(-variance)
     part = torch.where(small, decay * series, 1 - (1 + variance) * decay)
     peak = torch.exp(mean + variance)
@@ -58,9 +58,9 @@ def cos(mean: Tensor, variance: Tensor) -> Moments:
 def _hyperbolic(v: Tensor) -> tuple[Tensor, Tensor]:
     """e^{−v}(cosh v − 1) = (1 − e^{−v})²/2 and e^{−v}(sinh v − v), without cancellation."""
     small = v < 0.7
-    near = torch.where(small, v, 0.0)
-    series = polynomial(near * near, [1 / math.factorial(k) for k in (15, 13, 11, 9, 7, 5, 3)]) * near**3
-    odd = torch.where(small, torch.exp(-near) * series, -0.5 * torch.expm1(-2 * v) - v * torch.exp(-v))
+    small_v = torch.where(small, v, 0.0)
+    series = polynomial(small_v * small_v, [1 / math.factorial(k) for k in (15, 13, 11, 9, 7, 5, 3)]) * small_v**3
+    odd = torch.where(small, torch.exp(-small_v) * series, -0.5 * torch.expm1(-2 * v) - v * torch.exp(-v))
     return 0.5 * torch.expm1(-v).square(), odd
 
 
@@ -96,6 +96,6 @@ def second_order(value: Tensor, first: Tensor, second: Tensor, variance: Tensor)
     derivatives do not matter, and need not exist (√ at 0): those that do not are 0 there.
     """
     certain = variance <= 0
-    bend = torch.where(certain, 0.0, second) * variance
+    second_term = torch.where(certain, 0.0, second) * variance
     first = torch.where(certain & ~first.isfinite(), 0.0, first)
-    return Moments(value + 0.5 * bend, first, 0.5 * bend.square())
+    return Moments(value + 0.5 * second_term, first, 0.5 * second_term.square())

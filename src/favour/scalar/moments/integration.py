@@ -67,11 +67,11 @@ def _nodes_around(mean: Tensor, sigma: Tensor, count: int, centre: float) -> Ite
     """
     limit = 2.55 * count**0.345  # balances the truncated tail against the spacing
     k = ((centre - mean) / sigma).clamp(-_REACH, _REACH)
-    bend = (sigma / _BEND).clamp(max=1e6)  # so that its square stays finite
-    below, above = (-limit - k) * bend, (limit - k) * bend
+    ratio = (sigma / _BEND).clamp(max=1e6)  # so that its square stays finite
+    below, above = (-limit - k) * ratio, (limit - k) * ratio
     low = below * torch.sqrt(2 / (1 + torch.sqrt(1 + 4 * below * below)))
     high = above * torch.sqrt(2 / (1 + torch.sqrt(1 + 4 * above * above)))
-    spacing, width = (high - low) / (count - 1), 1 / bend
+    spacing, width = (high - low) / (count - 1), 1 / ratio
     for (i,) in _stacked(mean, range(count)):
         t = low + spacing * i
         square = t * t

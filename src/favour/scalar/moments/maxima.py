@@ -285,7 +285,7 @@ def largest_dropped(entries: Sequence[Law], rates: Sequence[Number], depth: int 
     states = [zero]  # Y_0, Y_1, …
     within = [zero]  # the same without the spread of their components' means
     meetings: list[list[tuple[int, bool, Number, Tensor]]] = []  # with whom, whether lumped, weight, P(it stays)
-    own: list[Tensor] = []  # ∂A_j/∂x_j
+    entry_slopes: list[Tensor] = []  # ∂A_j/∂x_j
     for j, (entry, p) in enumerate(zip(entries, rates, strict=True)):
         x = entry.scaled(1 / (1 - p))
         chance: Number = 1.0
@@ -308,7 +308,7 @@ def largest_dropped(entries: Sequence[Law], rates: Sequence[Number], depth: int 
         states.append(_mixed([1 - p, p], [alive[j], states[j]]))
         within.append(_inside(states[-1], [1 - p, p], [alive[j], within[j]]))
         meetings.append(met)
-        own.append(slope / (1 - p))
+        entry_slopes.append(slope / (1 - p))
     n = len(entries)
     to_state = [torch.zeros_like(zero.mean) for _ in range(n)] + [torch.ones_like(zero.mean)]
     to_alive = [torch.zeros_like(zero.mean) for _ in range(n)]
@@ -317,7 +317,7 @@ def largest_dropped(entries: Sequence[Law], rates: Sequence[Number], depth: int 
         p = rates[j]
         to_alive[j] = to_alive[j] + (1 - p) * to_state[j + 1]
         to_state[j] = to_state[j] + p * to_state[j + 1]
-        slopes.append(to_alive[j] * own[j])
+        slopes.append(to_alive[j] * entry_slopes[j])
         draws.append(to_alive[j] / (1 - p) * (alive[j].mean - states[j].mean))
         for i, lumped, weight, stays in meetings[j]:
             into = to_state if lumped else to_alive

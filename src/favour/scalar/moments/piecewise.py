@@ -89,11 +89,11 @@ def _piecewise_value(x: Tensor, offset: Number, slope: Number, kinks: Kinks) -> 
     value = offset + slope * torch.where(x > first, first, x)
     for i, (t, c) in enumerate(kinks):
         slope = slope + c
-        beyond = torch.relu(x - t)
+        length = torch.relu(x - t)
         if i + 1 < len(kinks):
             after = kinks[i + 1][0]
-            beyond = torch.where(x > after, after - t, beyond)
-        value = value + slope * beyond
+            length = torch.where(x > after, after - t, length)
+        value = value + slope * length
     return value
 
 

@@ -77,15 +77,16 @@ def dropped_power(entries: Sequence[Law], rates: Sequence[Number], exponent: flo
     entries = [Law(t.mean.clamp(min=0), t.variance, t.factor) for t in entries]  # a filled entry adds nothing
     first = max(len(entries) - top, 0)
     zero = torch.zeros_like(entries[0].mean)
-    rest, own, columns = zero, zero, None  # mean, independent variance and columns of the terms told apart by nobody
+    # mean, independent variance and columns of the terms told apart by nobody
+    rest, rest_variance, columns = zero, zero, None
     for t, p in zip(entries[:first], rates[:first], strict=True):
         rest = rest + t.mean
-        own = own + _own(t) + p / (1 - p) * (t.mean.square() + t.variance)
+        rest_variance = rest_variance + _own(t) + p / (1 - p) * (t.mean.square() + t.variance)
         columns = _plus(columns, t.factor)
     parts: list[tuple[Number, tuple[int, ...], Moments, Tensor]] = []
     for mask in product((0, 1), repeat=len(entries) - first):
         chance: Number = 1.0
-        mean, variance, factor = rest, own, columns
+        mean, variance, factor = rest, rest_variance, columns
         for alive, t, p in zip(mask, entries[first:], rates[first:], strict=True):
             chance = chance * (1 - p if alive else p)
             if alive:
@@ -93,27 +94,27 @@ def dropped_power(entries: Sequence[Law], rates: Sequence[Number], exponent: flo
                 factor = _plus(factor, None if t.factor is None else t.factor / (1 - p))
         variance = variance if factor is None else variance + factor.square().sum(0)
         variance = scale * scale * variance
-        found = positive_power(scale * mean, variance, exponent)
-        parts.append((chance, mask, found, found.variance(variance)))
+        moments = positive_power(scale * mean, variance, exponent)
+        parts.append((chance, mask, moments, moments.variance(variance)))
     mean = zero
-    for chance, _, found, _ in parts:
-        mean = mean + chance * found.mean
+    for chance, _, moments, _ in parts:
+        mean = mean + chance * moments.mean
     spread = zero
     slopes = [zero] * len(entries)
     alive_mean, fallen_mean = [zero] * len(entries), [zero] * len(entries)
-    for chance, mask, found, variance in parts:
-        spread = spread + chance * (variance + (found.mean - mean).square())
+    for chance, mask, moments, variance in parts:
+        spread = spread + chance * (variance + (moments.mean - mean).square())
         for i, p in enumerate(rates):
             alive = 1 if i < first else mask[i - first]
-            gain = chance * found.slope * scale
+            gain = chance * moments.slope * scale
             if i < first:
                 slopes[i] = slopes[i] + gain
                 alive_mean[i] = alive_mean[i] + gain * entries[i].mean / (1 - p)
             elif alive:
                 slopes[i] = slopes[i] + gain / (1 - p)
-                alive_mean[i] = alive_mean[i] + chance / (1 - p) * found.mean
+                alive_mean[i] = alive_mean[i] + chance / (1 - p) * moments.mean
             else:
-                fallen_mean[i] = fallen_mean[i] + chance / p * found.mean
+                fallen_mean[i] = fallen_mean[i] + chance / p * moments.mean
     draws = [a - b for a, b in zip(alive_mean, fallen_mean, strict=True)]
     return Dropped(mean, spread, slopes, draws)
 
