@@ -9,6 +9,9 @@ from test_import import ROOMS
 
 import favour
 
+# They say how a value came about or where it lies; a name says what the value is.
+RIDDLES = {"found", "given", "own", "told", "near", "beyond", "bend"}
+KEYWORDS = {("belief/pictures.py", "found")}  # of a public function: `favour.plots.belief`
 SOURCE = Path(favour.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
@@ -51,6 +54,21 @@ def foreign(path: Path, elsewhere: set[str]) -> list[str]:
     return found
 
 
+def stored(path: Path) -> list[tuple[int, str]]:
+    """Line and name of every variable, argument and attribute that a file gives a value."""
+    names = []
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.arg):
+            names.append((node.lineno, node.arg))
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.append((node.lineno, node.id))
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.append((node.lineno, node.attr))
+        elif isinstance(node, ast.MatchAs | ast.MatchStar) and node.name:
+            names.append((node.lineno, node.name))
+    return names
+
+
 def test_no_module_uses_the_private_members_of_another():
     elsewhere = set().union(*map(defined, FILES))
     found = [line for path in FILES for line in foreign(path, elsewhere)]
@@ -75,3 +93,13 @@ def test_the_page_of_rooms_is_true():
         file = SOURCE.parent.parent / path
         assert file.exists(), path
         assert not name or name in {n.name for n in ast.walk(tree(file)) if isinstance(n, ast.FunctionDef)}, name
+
+
+def test_variables_are_named_for_what_they_hold():
+    riddles = [
+        f"{path.relative_to(SOURCE)}:{line} {name}"
+        for path in FILES
+        for line, name in stored(path)
+        if name in RIDDLES and (path.relative_to(SOURCE).as_posix(), name) not in KEYWORDS
+    ]
+    assert not riddles, "\n".join(riddles)
