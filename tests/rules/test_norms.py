@@ -11,7 +11,7 @@ from cases import of_kind
 
 import favour
 from favour.rules import RULES
-from favour.rules.norm import _second_order
+from favour.rules.group_moments import second_order_of
 from favour.surrogate.value import Context, Value
 
 F64 = torch.float64
@@ -112,7 +112,7 @@ def test_second_order_variance_of_a_centred_group():
         sigma = torch.diag_embed(x.diag) + torch.einsum("rbi,rbj->bij", x.blocks["z"], x.blocks["z"])
         C = torch.eye(n, dtype=F64) - 1 / n
         expected = 2 * (C @ sigma @ C).square().sum((1, 2)) / n**2
-        close(_second_order(x, True).squeeze(-1), expected, f"{n}", 1e-12)
+        close(second_order_of(x, True).squeeze(-1), expected, f"{n}", 1e-12)
 
 
 def by_hand(t):
@@ -221,3 +221,42 @@ def test_standard_deviation_behind_dropout(options):
     sampled = samples.std(0)
     assert ((belief.mean - samples.mean(0)).abs()[1:] / sampled[1:]).max() < 0.25
     assert (belief.stddev / sampled - 1)[1:].abs().max() < 0.25
+
+
+def all_outcomes(x, p):
+    """Every outcome of dropout on one row, and its probability."""
+    masks = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=F64)] * x.shape[-1])
+    kept = masks.sum(-1)
+    return masks * x / (1 - p), (1 - p) ** kept * p ** (x.shape[-1] - kept)
+
+
+@pytest.mark.parametrize("p", [0.05, 0.3, 0.5])
+def test_variance_right_behind_dropout_is_exact(p):
+    """V is quadratic in draws of two values: with their cumulants and secants nothing of its moments is left out."""
+    torch.manual_seed(3)
+    x = torch.randn(2, 6, dtype=F64)
+
+    class Spread(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.dropout(x, p).var(-1, keepdim=True)
+
+    belief = favour.compile(Spread(), x, method="adjoint", secant=True, check=False)(x)
+    for row, mean, variance in zip(x, belief.mean, belief.variance, strict=True):
+        outcomes, chances = all_outcomes(row, p)
+        spread = outcomes.var(-1)
+        expected = chances @ spread
+        close(mean.squeeze(), expected, "mean", 1e-10)
+        close(variance.squeeze(), chances @ (spread - expected).square(), "variance", 1e-10)
+
+
+@pytest.mark.parametrize("entries", [2, 3, 4, 8])
+@pytest.mark.parametrize("spread", [0.1, 1.0, 10.0])
+def test_second_moments_stay_on_the_sphere(entries, spread):
+    """Σ y_i² is at most n, and so are its expectations."""
+    x = uncertain(entries, spread, 2)
+    x = Value(x.mean, x.diag)
+    surrogate = RULES[aten.layer_norm.default].function(CTX, x, [entries])
+    ((_, G),) = surrogate.maps
+    variance = dense(G, x.shape, F64).square() @ x.variance.flatten()
+    second = surrogate.mean.square() + variance.reshape(x.shape) + sum(noise.diag() for noise in surrogate.noises)
+    assert (second.sum(-1) <= entries + 1e-9).all()

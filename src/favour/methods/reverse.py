@@ -99,11 +99,10 @@ def reverse(
         c = bends.pop(id(entry.value), None)
         _tell(met, entry.value, g, c, batch)
         noises = entry.surrogate.noises
-        if pairs is not None:
-            paired = pairs.at(entry, g)
-            if paired is not None:
-                label, gram, noises = paired
-                add(label, gram)
+        paired = None if pairs is None else pairs.at(entry, g)
+        if paired is not None:
+            label, gram, noises = paired
+            add(label, gram)
         elif secant:
             noises = unexplained(noises)
         label = "noise" if not apart else ""

@@ -13,8 +13,10 @@ every draw, E[V] = V(μ) + tr(CΣC)/n. Expanding around s² = E[V] + ε, with c 
     G_ij = γ w_i/s·(C_ij − x̂_i x̂_j/n)
     N    = wwᵀ∘x̂x̂ᵀ·q/(4s⁴) + diag(w²∘v)·Var[V]/(4s⁶),    q = 2‖CΣC‖²/n²,  Var[V] = 4cᵀκ/n² + q
 
-q is the variance of V's own second-order part, which G does not carry: one draw scales the whole group. The
-squared entries of G have a closed form, since G is a diagonal plus low rank (`favour.surrogate.jacobian`).
+q is the variance of V's own second-order part, which G does not carry: one draw scales the whole group
+(`favour.rules.group_moments`, also for what dropout takes from the entries). Since Σ_i ŷ_i² = nV/(V + ε) for ŷ before
+w and b, mean and variances are kept to ‖m‖² + Σ_i Var ŷ_i ≤ n E[V]/(E[V] + ε), which counts where x is little but noise.
+The squared entries of G have a closed form, since G is a diagonal plus low rank (`favour.surrogate.jacobian`).
 
 **The variance** of the entries, y = n/(n − d)·V with d the correction, is what the norms divide by:
 
@@ -39,12 +41,23 @@ from torch import Tensor
 
 from favour.errors import UnsupportedOperation
 from favour.graph.traits import Affine, Argument, Traits
+from favour.rules.group_moments import second_order_of, skewed_of, spread_of
 from favour.rules.registry import rule
 from favour.scalar import intervals
-from favour.surrogate import DiagonalNoise, LatentNoise, LinearMap, Noise, Surrogate, compose, scaling, weighted_sum
+from favour.surrogate import (
+    DiagonalNoise,
+    LatentNoise,
+    LinearMap,
+    Noise,
+    Surrogate,
+    compose,
+    scaling,
+    weighted_sum,
+)
 from favour.surrogate.curvature import GroupedSecond
 from favour.surrogate.jacobian import DiagonalPlusLowRank
 from favour.surrogate.linear_map import Factor
+from favour.surrogate.residual import Explained
 from favour.surrogate.value import Context, Value
 
 aten = torch.ops.aten
@@ -105,51 +118,6 @@ def batch_norm(
     return Surrogate(mean, [(x, scaling(scale))])
 
 
-def _spread(x: Value, grouped: Sequence[int], c: Tensor, centred: bool) -> tuple[Tensor, Tensor]:
-    """tr(CΣC)/n, one for each group, and κ = CΣc."""
-    n = grouped[-1]
-    v = x.variance.reshape(grouped)
-    extra = v.mean(-1, keepdim=True)
-    kappa = torch.zeros_like(c)
-    total = torch.zeros_like(extra)  # 1ᵀΣ1
-    if x.diag is not None:
-        diag = x.diag.reshape(grouped)
-        kappa = diag * c
-        total = diag.sum(-1, keepdim=True)
-    for block in x.blocks.values():
-        u = block.reshape(block.shape[0], *grouped)
-        kappa = kappa + (u * (u * c).sum(-1, keepdim=True)).sum(0)
-        total = total + u.sum(-1, keepdim=True).square().sum(0)
-    if not centred:
-        return extra, kappa
-    return extra - total / n**2, kappa - kappa.mean(-1, keepdim=True)
-
-
-def _second_order(x: Value, centred: bool) -> Tensor:
-    """q = 2‖CΣC‖²/n², the variance of V's second-order part.
-
-    With u centred, ‖C(Λ + UUᵀ)C‖² = ‖CΛC‖² + 2Σ_k λᵀu_k² + Σ_kl (u_kᵀu_l)², and ‖CΛC‖² = Σλ²(1 − 2/n) + (Σλ)²/n² ≥ 0,
-    which is 0 for the one entry of a group that is always its own mean. It is summed as Σ(λ − λ̄)²(1 − 2/n) + (n − 1)λ̄²
-    for n > 1.
-    """
-    n = x.mean.shape[-1]
-    total = torch.zeros_like(x.mean[..., :1])
-    lam = x.diag
-    if lam is not None and not centred:
-        total = total + lam.square().sum(-1, keepdim=True)
-    elif lam is not None and n > 1:
-        level = lam.mean(-1, keepdim=True)
-        apart = (lam - level).square().sum(-1, keepdim=True)
-        total = total + (1 - 2 / n) * apart + (n - 1) * level.square()
-    if x.factor is not None:
-        u = x.factor - x.factor.mean(-1, keepdim=True) if centred else x.factor
-        if lam is not None:
-            total = total + 2 * (lam * u.square().sum(0)).sum(-1, keepdim=True)
-        gram = torch.einsum("k...i,l...i->kl...", u, u)
-        total = total + gram.square().sum((0, 1)).unsqueeze(-1)
-    return 2 * total / n**2
-
-
 def normalise(
     ctx: Context,
     x: Value,
@@ -166,26 +134,38 @@ def normalise(
     mu = x.mean.reshape(grouped)
     c = mu - mu.mean(-1, keepdim=True) if centred else mu
     v = x.variance.reshape(grouped)
-    extra, kappa = _spread(x, grouped, c, centred)
+    extra, kappa = spread_of(x, grouped, c, centred)
     s2 = c.square().mean(-1, keepdim=True) + extra.clamp_min(0) + eps
     s = s2.sqrt()
     hat = c / s
 
     blocks = {name: block.reshape(block.shape[0], *grouped) for name, block in x.blocks.items()}
-    second_order = _second_order(Value(mu, None if x.diag is None else x.diag.reshape(grouped), blocks), centred)
-    spread = (4 * (c * kappa).sum(-1, keepdim=True) / n**2).clamp_min(0) + second_order
+    second_order = second_order_of(Value(mu, None if x.diag is None else x.diag.reshape(grouped), blocks), centred)
+    explained = torch.zeros_like(second_order)
+    skewed = skewed_of(x, grouped, centred)
+    if skewed is not None:
+        explained = skewed.explained
+        second_order = (second_order + skewed.fourth - explained).clamp_min(0)
+        kappa = kappa + 0.5 * n * skewed.shared
+    spread = (4 * (c * kappa).sum(-1, keepdim=True) / n**2).clamp_min(0) + second_order + explained
     # One product with 1/s² after the other: s⁴ and s⁶ underflow where ε is that of `normalize`.
     inverse = 1 / s2
     relative = spread * inverse * inverse
     gain = 1 + 0.375 * relative  # E[(V + ε)^−½]·s
-    mean = hat * gain - kappa * inverse / (n * s)
+    room = n * (extra.clamp_min(0) * inverse)
+    shift = hat * (gain - 1) - kappa * inverse / (n * s)
+    longer = (2 * hat * shift + shift.square()).sum(-1, keepdim=True)  # ‖m‖² − ‖x̂‖²
+    shift = shift * _at_most(longer, room)
+    room = room - (2 * hat * shift + shift.square()).sum(-1, keepdim=True)
+    mean = hat + shift
     noise = 0.25 * (v * inverse) * relative
     common = 0.5 * hat * (second_order.sqrt() * inverse)  # one draw for the whole group
-    # Σ_i Var y_i by the terms above, which is at most what Σ_i y_i² ≤ n allows: kept to it where x says next to nothing
+    # Σ_i Var y_i by the terms above, and by what Σ_i E[y_i²] = n E[V/(V + ε)] leaves beside the mean.
     power, along = hat.square().sum(-1, keepdim=True), (hat.square() * v).sum(-1, keepdim=True)
     carried = v.sum(-1, keepdim=True) * (1 - k / n) - along * (2 / n - power / n**2)
     carried = gain.square() * (carried * inverse) + noise.sum(-1, keepdim=True) + common.square().sum(-1, keepdim=True)
-    shrink = (carried / n).clamp_min(1).rsqrt()
+    carried = carried + 0.25 * power * (explained * inverse * inverse)
+    shrink = _at_most(carried, room).sqrt()
     noise, common, tilt = noise * shrink.square(), common * shrink, gain * shrink
 
     steep = tilt / s
@@ -200,8 +180,17 @@ def normalise(
         G = compose(scaling(weight), G)
     label = f"{ctx.module or 'model'} (norm)"
     noises: list[Noise] = [DiagonalNoise(noise, label), _per_group(common, grouped, label)]
+    if skewed is not None:
+        bent = (0.25 * (hat * shrink).square() * (explained * inverse * inverse)).reshape(shape)
+        noises.append(Explained(bent if weight is None else bent * weight.square(), label))
     second = _bend(hat, tilt * inverse / n, weight, shape, grouped, k)
     return Surrogate(mean if bias is None else mean + bias, [(x, G)], noises, second)
+
+
+def _at_most(size: Tensor, limit: Tensor) -> Tensor:
+    """The factor of at most 1 that keeps `size` to a limit."""
+    above = size > limit
+    return torch.where(above, limit.clamp_min(0) / torch.where(above, size, 1.0), 1.0)
 
 
 def _bend(
@@ -317,7 +306,7 @@ def _variance(ctx: Context, x: Value, dim: Argument, correction: float, keepdim:
     )
     n = shape[axis]
     c = last.mean - last.mean.mean(-1, keepdim=True)
-    extra, _ = _spread(last, c.shape, c, True)
+    extra, _ = spread_of(last, c.shape, c, True)
     if n <= correction:
         raise UnsupportedOperation(
             f"the variance at {ctx.place} of {n} entries of a tensor of shape {tuple(shape)} with the correction "
@@ -327,13 +316,20 @@ def _variance(ctx: Context, x: Value, dim: Argument, correction: float, keepdim:
     scale = n / (n - correction)
     mean = scale * (c.square().mean(-1, keepdim=True) + extra.clamp_min(0))
     slope = (2 * scale / n * c).movedim(-1, axis)
-    second_order = _second_order(last, True) * scale**2
+    second_order = second_order_of(last, True)
+    label = f"{ctx.module or 'model'} (variance)"
+    noises: list[Noise] = []
 
     def shaped(t: Tensor, at: int) -> Tensor:
         return t if keepdim else t.squeeze(at)
 
+    skewed = skewed_of(x, last.mean.shape, True, axis)
+    if skewed is not None:
+        second_order = (second_order + skewed.fourth - skewed.explained).clamp_min(0)
+        noises.append(Explained(shaped((skewed.explained * scale**2).movedim(-1, axis), axis), label))
+    noises.insert(0, DiagonalNoise(shaped((second_order * scale**2).movedim(-1, axis), axis), label))
+
     G = weighted_sum(slope, axis, keepdim, n)
-    noise = DiagonalNoise(shaped(second_order.movedim(-1, axis), axis), f"{ctx.module or 'model'} (variance)")
     one = torch.ones_like(x.mean)
 
     def hessian(g: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
@@ -341,7 +337,7 @@ def _variance(ctx: Context, x: Value, dim: Argument, correction: float, keepdim:
         return alpha, [(-alpha / n, one)]
 
     second = GroupedSecond(hessian, shape, shape, axis - len(shape), reduced=True)
-    return Surrogate(shaped(mean.movedim(-1, axis), axis), [(x, G)], [noise], second)
+    return Surrogate(shaped(mean.movedim(-1, axis), axis), [(x, G)], noises, second)
 
 
 SPREAD = Traits(sums=True, bounds=intervals.POSITIVE)

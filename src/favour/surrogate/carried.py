@@ -52,8 +52,8 @@ def find(carried: Sequence[Carried], kind: type[K]) -> K | None:
 class Cumulants(Carried):
     """κ₃ and κ₄ of every entry of a value, as if entries were independent.
 
-    Maps carry them by powers of their entries, κₙ(Gx)_i = Σ_j G_ijⁿ κₙ(x_j); noises add theirs. An activation takes
-    them in (`favour.scalar.effective`), and they end there.
+    Maps carry them by powers of their entries, κₙ(Gx)_i = Σ_j G_ijⁿ κₙ(x_j); noises and further arguments add theirs.
+    An activation takes them in (`favour.scalar.effective`), and they end there.
 
     Attributes:
         third: κ₃, (batch, *event).
@@ -69,15 +69,16 @@ class Cumulants(Carried):
     def after(cls, y: Any) -> Self | Unavailable | None:
         terms: list[tuple[Tensor, Tensor]] = [n.cumulants() for n in y.noises if n.cumulants is not None]
         ended: Unavailable | None = None
-        if len(y.maps) == 1 and (y.second is None or not y.second.ends_cumulants):
-            ((x, G),) = y.maps
-            known = find(x.carried, Cumulants)
-            if known is not None:
+        if y.second is None or not y.second.ends_cumulants:
+            for x, G in y.maps:
+                known = find(x.carried, Cumulants)
+                if known is None:
+                    continue
                 moved = known._moved(G)
                 if isinstance(moved, Unavailable):
                     ended = moved
                 else:
-                    terms.insert(0, moved)
+                    terms.append(moved)
         if not terms:
             return ended
         return cls(sum([k for k, _ in terms[1:]], terms[0][0]), sum([k for _, k in terms[1:]], terms[0][1]))
@@ -92,7 +93,7 @@ class Cumulants(Carried):
 
 
 class LoneCumulants(Cumulants):
-    """Cumulants as long as every entry reads a single one: sums of many are near to a Gaussian."""
+    """Cumulants as long as every entry reads a single one, or nearly: sums of many are near to a Gaussian."""
 
     def _moved(self, G: LinearMap) -> tuple[Tensor, Tensor] | Unavailable:
-        return super()._moved(G) if G.one_per_row else Unavailable("sums are taken for Gaussian")
+        return super()._moved(G) if G.near_diagonal else Unavailable("sums are taken for Gaussian")

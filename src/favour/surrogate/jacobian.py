@@ -36,6 +36,10 @@ class DiagonalPlusLowRank(LinearMap):
         self.grouped = tuple(grouped)
         self.axis = axis if axis < 0 else axis - len(self.grouped)
 
+    @property
+    def near_diagonal(self) -> bool:
+        return True
+
     def apply(self, d: Tensor) -> Tensor:
         return self._through(d, self.left, self.right)
 

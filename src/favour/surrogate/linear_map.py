@@ -65,6 +65,7 @@ class LinearMap(ABC):
         thin: Takes covectors with a batch of one, for those that are the same for every input.
         channelwise: Keeps the channels of a tensor (batch, channels, *space) apart.
         weighted: Multiplies by a weight of the network, which `low_rank` may approximate.
+        near_diagonal: Every output entry follows one input entry, and all others little beside it.
     """
 
     one_per_row: bool = False
@@ -73,6 +74,10 @@ class LinearMap(ABC):
     thin: bool = False
     weighted: bool = False
     channelwise: bool = False
+
+    @property
+    def near_diagonal(self) -> bool:
+        return self.one_per_row
 
     @abstractmethod
     def apply(self, d: Tensor) -> Tensor:
@@ -270,6 +275,10 @@ class Composition(LinearMap):
 
     def square(self, v: Tensor) -> Tensor:
         return self.outer.square(self.inner.square(v)) if self._one_path else super().square(v)
+
+    @property
+    def near_diagonal(self) -> bool:
+        return self.outer.near_diagonal and self.inner.near_diagonal
 
     @property
     def scaled(self) -> bool:

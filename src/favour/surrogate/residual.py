@@ -57,3 +57,10 @@ class Residual(DiagonalNoise):
         if explained is None:
             return self
         return DiagonalNoise((self.variance - explained).clamp_min(0), self.label)
+
+
+class Explained(Residual):
+    """Variance that secants of the draws before explain, all of it."""
+
+    def less(self, counted: Tensor | None = None) -> DiagonalNoise:
+        return DiagonalNoise(torch.zeros_like(self.variance), self.label)
