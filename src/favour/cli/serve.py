@@ -22,6 +22,9 @@ def serve(
     max_wait_ms: Annotated[
         float, typer.Option(min=0, help="How long a request waits for others to share a call with.")
     ] = 2.0,
+    max_call_ms: Annotated[
+        float, typer.Option(min=0, help="How long a call should take while others wait; large requests go in pieces.")
+    ] = 5.0,
     max_queue: Annotated[int, typer.Option(min=1, help="Most requests waiting; more are answered 503.")] = 1024,
     max_body: Annotated[int, typer.Option(min=1, help="Largest request in bytes.")] = 16 * 2**20,
     max_values: Annotated[int, typer.Option(min=1, help="Most numbers in one request.")] = 2**20,
@@ -51,6 +54,7 @@ def serve(
         version=model_version,
         max_batch=max_batch,
         max_wait_ms=max_wait_ms,
+        max_call_ms=max_call_ms,
         max_queue=max_queue,
         max_body=max_body,
         max_held_bytes=max(4 * max_body, 2**26),

@@ -18,7 +18,7 @@ from favour.exporting.exported import Exported, load_exported
 from favour.extras import require
 from favour.serving.batching import Arrays, Batcher, Stopped
 from favour.serving.gate import LOCAL, Gate, Hosts
-from favour.serving.limits import Capacity, Limits, Overloaded
+from favour.serving.limits import SMALL, Capacity, Limits, Overloaded
 from favour.serving.logs import bounded
 from favour.serving.metrics import Metrics
 from favour.serving.openapi import docs, openapi
@@ -64,7 +64,7 @@ def create_app(
     batched = [bool(p.shape) and p.shape[0] is None for p in exported.inputs]
     most = most_values(exported, limits)
     answer_values = values_per_row(exported)
-    values = Capacity(limits.max_held_values, "values")
+    values = Capacity(limits.max_held_values, "values", SMALL)
     size = Capacity(limits.max_held_bytes, "bytes of requests")
     state: dict[str, Any] = {}
 
@@ -75,7 +75,13 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:
         batcher = Batcher(
-            answer, batched, limits.max_batch, limits.max_wait_ms / 1000, limits.max_queue, metrics.observe_call
+            answer,
+            batched,
+            limits.max_batch,
+            limits.max_wait_ms / 1000,
+            limits.max_queue,
+            metrics.observe_call,
+            limits.max_call_ms / 1000,
         )
         batcher.start()
         metrics.waiting.set_function(lambda: batcher.waiting)
@@ -101,8 +107,9 @@ def create_app(
                     arrays, rows = await in_turns(parse(body, exported, limits), state["turn"])
                     del body
                 share.add(rows * answer_values)
+                client = request.client.host if request.client else ""
                 try:
-                    outputs = await asyncio.wait_for(state["batcher"](arrays, rows), limits.timeout)
+                    outputs = await asyncio.wait_for(state["batcher"](arrays, rows, client), limits.timeout)
                 except TimeoutError:
                     words = f"no answer within {limits.timeout:g} s; the server is busy, try again."
                     raise Refused(504, words) from None

@@ -19,12 +19,15 @@ class Limits:
     Attributes:
         max_batch: Most rows of one request, and of one call of the model.
         max_wait_ms: How long a request waits for others to share a call with.
+        max_call_ms: How long a call of the model should take at most while requests of a few rows and of many wait
+            together. Those of many rows are taken in pieces, so that others wait for a piece only.
         max_queue: Most requests that wait; more are answered 503.
         max_body: Bytes of one request.
         timeout: Seconds in which a request must have arrived, again in which it must be answered, and again in which
             its client must have read the answer.
         max_values: Most numbers in one request; less where the model's shapes say that it cannot take as many.
-        max_held_values: Most numbers, in and out, of all requests that are being answered; more are answered 503.
+        max_held_values: Most numbers, in and out, of all requests that are being answered; more are answered 503, but
+            for requests of up to `SMALL` numbers, so that large ones cannot keep small ones out.
         max_held_bytes: Most bytes of bodies that are being read, and of answers that wait for their clients; the first
             `UNCOUNTED` bytes of a body are free, so that large bodies cannot keep small ones out.
         max_connections: Most connections. A new one takes the place of the one that has kept us waiting longest.
@@ -34,6 +37,7 @@ class Limits:
 
     max_batch: int = 256
     max_wait_ms: float = 2.0
+    max_call_ms: float = 5.0
     max_queue: int = 1024
     max_body: int = 16 * 2**20
     timeout: float = 30.0
@@ -49,8 +53,8 @@ class Limits:
             value = getattr(self, field.name)
             if field.type == "int" and value < 1:
                 raise InvalidValue(f"`{field.name}` is {value}; at least 1 is required.")
-        if not self.max_wait_ms >= 0 or not self.min_rate >= 0:
-            raise InvalidValue("`max_wait_ms` and `min_rate` must be at least 0.")
+        if not all(value >= 0 for value in (self.max_wait_ms, self.max_call_ms, self.min_rate)):
+            raise InvalidValue("`max_wait_ms`, `max_call_ms` and `min_rate` must be at least 0.")
         if not self.timeout > 0 or not self.header_timeout > 0:
             raise InvalidValue("`timeout` and `header_timeout` must be more than 0.")
         for one, most in (("max_values", "max_held_values"), ("max_body", "max_held_bytes")):
@@ -63,13 +67,14 @@ class Limits:
 
 GRACE = 5.0
 UNCOUNTED = 2**16
+SMALL = 2**12
 
 
 class Capacity:
-    """How much of something all requests together may hold."""
+    """How much of something all requests together may hold; `always` is granted to each."""
 
-    def __init__(self, most: int, what: str) -> None:
-        self.most, self.what = most, what
+    def __init__(self, most: int, what: str, always: int = 0) -> None:
+        self.most, self.what, self.always = most, what, always
         self.held = 0
 
     def hold(self) -> Held:
@@ -91,7 +96,7 @@ class Held:
         """
         capacity = self._capacity
         others = capacity.held - self.amount
-        if others and capacity.held + amount > capacity.most:
+        if others and self.amount + amount > capacity.always and capacity.held + amount > capacity.most:
             raise Overloaded(f"the server holds as many {capacity.what} as it may ({capacity.most}); try again later.")
         self.amount += amount
         capacity.held += amount
