@@ -3,9 +3,9 @@
     python benchmarks/campaigns/server.py [--rounds 5] [--seconds 15] [--soak 600] [--only beside floods bodies soak]
 
 Good clients each keep a connection and ask for one row at a time at a steady pace; every answer is compared with the
-predictor's own. `hostile.py` has the others, in a process of their own which the system runs only where nobody else wants
-the processor (`SCHED_IDLE`): clients on other machines take the server's time, not its processors. How many requests
-they made is told, by kind and answer.
+predictor's own. `hostile.py` has the others, in a process of their own which the system runs only where nobody else
+wants the processor (`SCHED_IDLE`): clients on other machines take the server's time, not its processors. How many
+requests they made is told, by kind and answer.
 
     beside   three stretches take turns: calm; hostile clients of another server on the same machine, which shows what
              they take from the machine; hostile clients of the same server. The ratios of the good ones' p99 within

@@ -64,7 +64,7 @@ def create_app(
     batched = [bool(p.shape) and p.shape[0] is None for p in exported.inputs]
     most = most_values(exported, limits)
     answer_values = values_per_row(exported)
-    values = Capacity(limits.max_held_values, "values", SMALL)
+    values = Capacity(limits.max_held_values, "values", limits.max_held_values // SMALL)
     size = Capacity(limits.max_held_bytes, "bytes of requests")
     state: dict[str, Any] = {}
 

@@ -6,9 +6,9 @@ clients are served at the throughput of large batches.
 
 A call that has begun cannot be interrupted: whoever comes next waits for its end. So a call holds only as many rows as
 take about `max_call` seconds, or `ROOMY` times as long as a call of a row or two where that is longer. A request of
-more rows goes through several calls, `RELAXED` times as long while nobody else is there. Between them short requests
-have calls of their own, for `SHARE` times as long in all as the last piece of a long one took; then it is the turn of
-the long ones again, one after the other. So neither keeps the other out.
+more rows goes through several calls, `RELAXED` times as long where no short request has come for `ALONE` seconds.
+Between them short requests have calls of their own, for `SHARE` times as long in all as the last piece of a long one
+took; then it is the turn of the long ones again, one after the other. So neither keeps the other out.
 
 Clients take turns too: each one's first request comes before anyone's second. Where the queue is full, the last request
 of whoever has most of it makes room for clients that have less.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -32,9 +33,10 @@ from favour.serving.limits import Overloaded
 
 Arrays = Sequence[npt.NDArray]
 Answer = Mapping[str, npt.NDArray]
+FIRST = 32  # rows of a piece before any call was timed
 ROOMY = 1.5  # times as long as a call of a row or two may a call be at least
 SHARE = 2.0  # seconds of short requests' calls for each second of long ones', while both wait
-RELAXED, ALONE = 4.0, 1.0  # calls may be so much longer where for so many seconds there was nobody to wait for them
+RELAXED, ALONE = 4.0, 1.0
 
 
 class BadAnswer(FavourError, RuntimeError):
@@ -92,14 +94,15 @@ class Room:
     Args:
         most: Rows.
         seconds: See above.
+        first: Rows before any call was timed.
     """
 
-    FIRST, FEW = 32, 2
+    FEW = 2
     UP, DOWN = 1.05, 0.8  # five steps up for one down: about the fifth part of calls is faster
 
-    def __init__(self, most: int, seconds: float) -> None:
+    def __init__(self, most: int, seconds: float, first: int) -> None:
         self._most, self._seconds = most, seconds
-        self._size = float(min(most, self.FIRST))
+        self._size = float(min(most, first))
         self._small = 0.0  # seconds of a call of a row or two, where nothing disturbs it
 
     @property
@@ -113,7 +116,8 @@ class Room:
             self._small = min(seconds, self.UP * before) if seconds > before else max(seconds, self.DOWN * before)
         factor = max(self._seconds, ROOMY * self._small) / max(seconds, 1e-9)
         if rows >= self.rows or (factor < 1 and rows > self.rows / 2):
-            self._size = min(float(self._most), max(1.0, self._size * min(1.5, max(0.8, factor))))
+            least = 0.8 if factor > 0.4 else 0.5  # somewhat slower may be chance
+            self._size = min(float(self._most), max(1.0, self._size * min(1.5, max(least, factor))))
 
 
 class Batcher:
@@ -144,9 +148,9 @@ class Batcher:
         self.max_call = max_call
         self._observe = observe
         self._queue: deque[_Waiting] = deque()
-        self._rooms = {alone: Room(max_rows, max_call * (RELAXED if alone else 1.0)) for alone in (False, True)}
+        self._rooms = {False: Room(max_rows, max_call, FIRST), True: Room(max_rows, RELAXED * max_call, max_rows)}
         self._credit = 0.0  # seconds of short requests' calls before the next piece of a long one
-        self._mixed = -ALONE  # when short and long ones waited together last
+        self._company = -math.inf  # when a short request waited last
         self._arrived = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "favour-model")
@@ -246,7 +250,7 @@ class Batcher:
 
     def _room(self) -> int:
         """Rows of a call now."""
-        return self._rooms[time.perf_counter() - self._mixed > ALONE].rows
+        return self._rooms[time.perf_counter() - self._company > ALONE].rows
 
     def _take(self) -> tuple[list[_Piece], bool]:
         """Rows for one call, of requests that can share it, and whether they are short ones.
@@ -262,17 +266,19 @@ class Batcher:
         most = max(1, self._rooms[False].rows // 2)
         short = [item for item in self._queue if item.rows <= most]
         long = [item for item in self._queue if item.rows > most]
-        if short and long:
-            self._mixed = time.perf_counter()
+        if short:
+            self._company = time.perf_counter()
         turn = bool(short) and (not long or self._credit > 0)
         waiting, batch = by_turns(short if turn else long), list[_Piece]()
         room = self._rooms[True].rows if turn else self._room()
-        for item in itertools.takewhile(lambda item: room and self._alike(waiting[0], item), waiting):
+        for item in itertools.takewhile(lambda item: self._alike(waiting[0], item), waiting):
+            if not room:
+                break
             batch.append(item.take(room))
             room -= batch[-1].rows
-            self._queue.remove(item)
-            if item.left:
-                self._queue.append(item)  # behind the others
+        taken = {piece.item for piece in batch}
+        rest = [item for item in self._queue if item not in taken]
+        self._queue = deque(rest + [piece.item for piece in batch if piece.item.left])  # behind the others
         return batch, turn
 
     def _alike(self, first: _Waiting, other: _Waiting) -> bool:

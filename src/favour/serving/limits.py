@@ -27,7 +27,7 @@ class Limits:
             its client must have read the answer.
         max_values: Most numbers in one request; less where the model's shapes say that it cannot take as many.
         max_held_values: Most numbers, in and out, of all requests that are being answered; more are answered 503, but
-            for requests of up to `SMALL` numbers, so that large ones cannot keep small ones out.
+            for requests of up to a `SMALL`th of it, so that large ones cannot keep small ones out.
         max_held_bytes: Most bytes of bodies that are being read, and of answers that wait for their clients; the first
             `UNCOUNTED` bytes of a body are free, so that large bodies cannot keep small ones out.
         max_connections: Most connections. A new one takes the place of the one that has kept us waiting longest.
@@ -67,7 +67,7 @@ class Limits:
 
 GRACE = 5.0
 UNCOUNTED = 2**16
-SMALL = 2**12
+SMALL = 2**11
 
 
 class Capacity:

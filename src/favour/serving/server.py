@@ -50,7 +50,7 @@ def run(
     address, number = listening.getsockname()[:2]
     shown = f"[{address}]" if ":" in address else address
     print(f"serving {model} on http://{shown}:{number} (Ctrl-C ends it)", flush=True)
-    # What was imported is not looked through again for garbage: that takes a tenth of a second, in which nobody is served.
+    # What was imported is not looked through for garbage again: that takes a tenth of a second, in which all wait.
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(SWITCH)
