@@ -44,7 +44,7 @@ def test_short_requests_wait_for_a_piece_of_a_large_one_only():
             return answer
 
         large = asyncio.ensure_future(ask(250, "large"))
-        for _ in range(8):
+        for _ in range(3):
             await ask(1, "short")
         answer = await large
         np.testing.assert_array_equal(answer["y"], 2 * rows(250, 250)[0])
