@@ -561,7 +561,7 @@ def test_a_task_that_does_not_exist_is_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::favour.errors.ReducedCovariance")
-def test_auto_of_an_image_like_output_is_dplr() -> None:
+def test_auto_of_an_image_like_output_takes_draws_and_says_so() -> None:
     class Picture(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -571,8 +571,10 @@ def test_auto_of_an_image_like_output_is_dplr() -> None:
             return self.b(self.drop(torch.relu(self.a(x)))).unflatten(1, (50, 50))
 
     x = torch.randn(3, 4)
-    belief = favour.compile(Picture(), x)(x)
-    assert belief.mean.shape == (3, 50, 50) and belief.factor.shape[0] == 4
+    with pytest.warns(favour.errors.ReducedCovariance, match=r"2500 outputs .* samples are taken: \d+ draws"):
+        predict = favour.compile(Picture(), x)
+    assert predict(x).mean.shape == (3, 50, 50) and predict.method.name == "pooled"
+    assert favour.compile(Picture(), x, rank=2)(x).factor.shape[0] == 2  # what only `dplr` has
 
 
 def test_directions_by_input_compile_with_an_example_of_their_batch():

@@ -473,7 +473,7 @@ def method_of(predict: favour.Predictor) -> str:
 def test_auto_stays_with_the_reverse_sweep_where_secants_or_pairs_are_asked_for() -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 2000), nn.Unflatten(1, (40, 50)))
     x = torch.randn(2, 3)
-    assert method_of(favour.compile(model, x)) == "dplr"
+    assert method_of(favour.compile(model, x)) == "pooled"
     for asked in ({"secant": True}, {"pairs": 4}):
         assert method_of(favour.compile(model, x, **asked)) == "adjoint"
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
 from calls import close, dense, probe
 from cases import F64, rand, randn
+from torch import Tensor
 
 import favour
 from favour.rules.windows import Box, Windows
@@ -164,3 +166,41 @@ def test_a_sum_over_a_matrix_has_many_paths():
     assert isinstance(G.hadamard(G), Unavailable)
     with pytest.raises(favour.errors.UnsupportedOperation, match="several paths"):
         G.square(rand(SHAPE))
+
+
+# ------------------------------------------------------------------------------------------ there and back
+
+
+def _convolution(into: int, out: int, window: int, padding: int, dilation: int = 1, stride: int = 1) -> Convolution:
+    geometry = Geometry((stride,) * 2, (padding,) * 2, (dilation,) * 2, output_padding=(0, 0))
+    return Convolution(geometry, passing(torch.randn(out, into, window, window, dtype=torch.float64)), (5, 6))
+
+
+def _matrix_of(G: LinearMap, *shape: int) -> Tensor:
+    n = math.prod(shape)
+    return G.apply(torch.eye(n, dtype=torch.float64).reshape(n, 1, *shape)).flatten(1).T
+
+
+@pytest.mark.parametrize(
+    "windows", [((3, 1, 1), (3, 1, 1)), ((1, 0, 1), (3, 1, 1)), ((3, 2, 2), (3, 2, 2)), ((5, 2), (3, 1))]
+)
+def test_the_diagonal_of_two_convolutions_with_factors_around(windows: tuple) -> None:
+    """x + b∘conv(s∘conv(a∘x)), the residual unit: the covariance of its two terms needs this diagonal."""
+    there, back = _convolution(2, 4, *windows[0]), _convolution(4, 2, *windows[1])
+    a, b = torch.rand(1, 2, 1, 1, dtype=torch.float64), torch.rand(1, 2, 5, 6, dtype=torch.float64)
+    s = torch.rand(1, 4, 5, 6, dtype=torch.float64)
+    G = compose(scaling(b), compose(back, compose(scaling(s), compose(there, scaling(a)))))
+    both = identity().hadamard(G)
+    assert not isinstance(both, Unavailable)
+    torch.testing.assert_close(_matrix_of(both, 2, 5, 6), _matrix_of(G, 2, 5, 6).diagonal().diag())
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_window_within_another_has_a_product_with_it(stride: int) -> None:
+    """The 1 × 1 convolution beside a residual unit's 3 × 3."""
+    wide, small = _convolution(2, 3, 3, 1, stride=stride), _convolution(2, 3, 1, 0, stride=stride)
+    expected = _matrix_of(wide, 2, 5, 6) * _matrix_of(small, 2, 5, 6)
+    for both in (wide.hadamard(small), small.hadamard(wide)):
+        assert not isinstance(both, Unavailable)
+        torch.testing.assert_close(_matrix_of(both, 2, 5, 6), expected)
+    assert isinstance(wide.hadamard(_convolution(2, 3, 3, 2, 2, stride)), Unavailable)  # other places

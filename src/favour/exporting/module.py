@@ -244,7 +244,7 @@ def private(predict: Predictor | Calibrated) -> Predictor | Calibrated:
     if not predict.method.fixed:
         raise UnsupportedOperation(
             f"method={predict.method.name!r} makes random numbers, of which an exported graph has none; compile with "
-            "method='adjoint', or 'auto', and export that."
+            "method='adjoint', or with many outputs method='dplr', and export that."
         )
     graph = guarded(predict.graph, find_lookups(predict.graph))
     numerics = replace(predict.numerics, memory=None)

@@ -8,9 +8,10 @@
 | `Diag`       | variances alone                                         | 2                                |
 | `Linearised` | the network's Jacobian at the mean, no second order     | 2 + C, or 2 + k for k directions |
 | `Sampling`   | n draws of the network                                  | n                                |
+| `Pooled`     | n draws, pooled by what `Diag` says                     | 2 + n                            |
 
-`method="auto"` chooses between the first two by what they cost (`favour.methods.auto`). A method of your own is one
-file, see `favour.methods.method`.
+`method="auto"` chooses between `Adjoint`, `DPLR` and `Pooled` by what they cost (`favour.methods.auto`). A method of
+your own is one file, see `favour.methods.method`.
 """
 
 from favour.methods.adjoint import Adjoint
@@ -20,6 +21,7 @@ from favour.methods.dplr import DPLR
 from favour.methods.full import Full
 from favour.methods.linearised import Linearised
 from favour.methods.method import METHODS, Bound, Method, Numerics, register
+from favour.methods.pooled import Pooled
 from favour.methods.sampling import Sampling
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "Linearised",
     "Method",
     "Numerics",
+    "Pooled",
     "Sampling",
     "register",
 ]

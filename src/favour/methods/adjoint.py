@@ -23,6 +23,7 @@ from torch import Tensor
 from favour.belief.covariance import Dense
 from favour.errors import InvalidType, InvalidValue
 from favour.methods.cost import output_entries, sweep_and_columns, uncertain_share, uncertain_sizes
+from favour.methods.diag import VARIANCES
 from favour.methods.directions import directional
 from favour.methods.dplr import Compressed, check_compression
 from favour.methods.forward import DiagonalOnly, Representation, Sweep, forward
@@ -33,9 +34,6 @@ from favour.methods.reverse import Inputs, all_outputs, reverse, total
 from favour.methods.start import start_of
 from favour.passes.plan.steps import Plan
 from favour.surrogate import Carried, Cumulants, LoneCumulants
-from favour.surrogate.attending import Scores
-from favour.surrogate.channels import ChannelCovariance
-from favour.surrogate.siblings import Siblings
 from favour.surrogate.value import Value
 
 
@@ -222,7 +220,7 @@ class Adjoint(ReverseSweep):
             start = start_of(self.start, bound.starts, bound.numerics.seed)
             return Compressed(self.rank, self.iterations, start, self.weight_rank, 0)
         # And cumulants, where something is made of them.
-        kinds: list[type[Carried]] = [ChannelCovariance, Siblings, Scores]
+        kinds: list[type[Carried]] = [*VARIANCES]
         if self.pairs:
             kinds.append(Cumulants)
         elif self.takes_secants:

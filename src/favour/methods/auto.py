@@ -25,6 +25,7 @@ from favour.methods.adjoint import Adjoint
 from favour.methods.cost import forward_pass, output_entries, outputs, uncertain_share
 from favour.methods.dplr import DPLR
 from favour.methods.method import Bound, Method, Numerics, register
+from favour.methods.pooled import Pooled
 from favour.passes.plan.steps import Plan
 
 # `auto` goes through all outputs while that is predicted to cost at most this many forward passes.
@@ -37,6 +38,10 @@ SMALL = 2e7
 # multiplications for each input, which is little beside the launches of operations.
 SECANT = 0.5
 TINY = 2e6
+
+# Forward passes that draws may take together with their sweep, and bounds on their number.
+DRAWN = {"fast": 10.0, "balanced": 24.0, "best": 96.0}
+FEWEST, MOST = 8, 100
 
 # Directions of a softmax where there are too many outputs; the common shift is one more.
 DIRECTIONS = 8
@@ -91,7 +96,7 @@ class Auto(Method):
         return replace(self, directions=None) if isinstance(self.directions, Tensor) else self
 
     def choose(self, plan: Plan) -> Method:
-        """The reverse sweep, over all outputs or some directions, or `dplr`."""
+        """The reverse sweep, over all outputs or some directions, or draws, or `dplr`."""
         if self.directions is not None:
             return self._swept(plan, self.directions)
         every = self._swept(plan, None)
@@ -105,7 +110,15 @@ class Auto(Method):
         entries = cost * sum(plan.entries(step.node.shape) for step in plan.steps)
         if asked or max(cost * forward_pass(plan), 10 * entries) <= SMALL:
             return every
-        return DPLR(self.rank, self.iterations, self.weight_rank, self.start)
+        compressed = DPLR(self.rank, self.iterations, self.weight_rank, self.start)
+        if compressed.asked() == DPLR().asked() and any(o.shape is not None and len(o.shape) > 2 for o in uncertain):
+            return self._drawn(plan)
+        return compressed
+
+    def _drawn(self, plan: Plan) -> Pooled:
+        """As many draws as the budget leaves behind their sweep."""
+        left = (DRAWN[self.effort] - Pooled(0).cost(plan)) / max(uncertain_share(plan), 1e-3)
+        return Pooled(max(FEWEST, min(MOST, int(left))))
 
     def _swept(self, plan: Plan, directions: int | Tensor | None, shift: bool = False) -> Adjoint:
         method = self._reverse(directions, shift, False)

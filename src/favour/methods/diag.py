@@ -2,7 +2,9 @@
 
     v_y = (G ∘ G)v + diag N
 
-as if the entries of every tensor were independent. Two forward passes, and all correlation is forgotten.
+as if the entries of every tensor were independent. Two forward passes, and correlation between entries is forgotten.
+Where two tensors that were made from one meet again, in a residual sum, a product, a gate, their covariance entry by
+entry counts (`favour.surrogate.siblings`), and so does what channels that fall together do in pools.
 """
 
 from __future__ import annotations
@@ -15,6 +17,13 @@ from favour.methods.forward import DiagonalOnly, beliefs, forward
 from favour.methods.memory import FORWARD
 from favour.methods.method import Bound, Method, register
 from favour.passes.plan.steps import Plan
+from favour.surrogate import Carried
+from favour.surrogate.attending import Scores
+from favour.surrogate.channels import ChannelCovariance
+from favour.surrogate.siblings import Siblings
+
+# What a sweep of variances carries beside them.
+VARIANCES: tuple[type[Carried], ...] = (ChannelCovariance, Siblings, Scores)
 
 
 @register
@@ -26,10 +35,12 @@ class Diag(Method):
     partial = True
 
     def run(self, bound: Bound) -> list[Any]:
-        return beliefs(bound, forward(bound, DiagonalOnly()))
+        return beliefs(bound, forward(bound, DiagonalOnly(*VARIANCES)))
 
     def held(self) -> str:
-        return "A forward sweep holds variances only; all correlation is forgotten."
+        return (
+            "A forward sweep holds variances, and what tensors made from one share; all other correlation is forgotten."
+        )
 
     def untried(self) -> str:
         return "method='adjoint', which keeps all correlations"

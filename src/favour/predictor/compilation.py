@@ -16,7 +16,7 @@ from favour.graph.dynamic import Dynamic
 from favour.graph.example import split_example
 from favour.graph.node import Node
 from favour.inspect.selfcheck import self_check, warn_of, warn_of_silence
-from favour.methods import DPLR, Adjoint, Auto, Linearised, Method, Numerics
+from favour.methods import DPLR, Adjoint, Auto, Linearised, Method, Numerics, Pooled
 from favour.methods.cost import output_entries
 from favour.methods.keywords import method_of
 from favour.passes.capture import capture
@@ -59,10 +59,10 @@ def compile(
     Args:
         model: Any module `torch.export` can take. Never modified.
         example: A tensor, a tuple of arguments or a dict of keyword arguments, of any batch size.
-        method: `"adjoint"`, `"dplr"`, `"full"`, `"diag"`, `"linearised"`, `"sampling"` or `"auto"`; or an object of
-            `favour.methods`, which has its parameters, so that of the keywords below `effort`, `rank`, `iterations`,
-            `weight_rank`, `directions`, `start`, `secant`, `pairs` and `task` are refused beside it. `"auto"` by itself
-            takes `"linearised"` where the posterior is of a linearised network, as Laplace's are.
+        method: `"adjoint"`, `"dplr"`, `"full"`, `"diag"`, `"linearised"`, `"sampling"`, `"pooled"` or `"auto"`; or
+            an object of `favour.methods`, which has its parameters, so that of the keywords below `effort`, `rank`,
+            `iterations`, `weight_rank`, `directions`, `start`, `secant`, `pairs` and `task` are refused beside it.
+            `"auto"` by itself takes `"linearised"` where the posterior is of a linearised network, as Laplace's are.
         effort: What the reverse sweep takes where `secant` and `pairs` do not say: `"fast"`, tangents; `"balanced"`,
             secants where `"auto"` predicts them to be cheap; `"best"`, secants and 16 groups of pairs.
         rank: Of the low-rank part that forward sweeps keep; None for the method's default.
@@ -87,7 +87,8 @@ def compile(
             passes than groups.
         task: What the outputs are, where it matters for what `"auto"` keeps of very many: `"classification"` for class
             scores, of which it then follows the directions that class probabilities see. None: all outputs while
-            that is affordable, else `"dplr"`, with a warning (`favour.errors.ReducedCovariance`).
+            that is affordable, else `"pooled"` draws for pictures and sequences and `"dplr"` for vectors, with a
+            warning (`favour.errors.ReducedCovariance`).
         dynamic: Sizes besides the batch that may change, such as a sequence length or a resolution: True for all
             that the model does not fix, dimensions of every input such as `1` or `(2, 3)`, or a mapping from the
             name of an argument to those. `auto` chooses by the sizes of the example.
@@ -163,15 +164,24 @@ def compile(
 def warn_of_reduction(predict: Predictor, stacklevel: int) -> None:
     """Say what is lost where `auto` found too many outputs for their whole covariance."""
     chosen, plan = predict.method, predict.plain_plan
-    if chosen is predict.asked or not isinstance(chosen, DPLR):
+    if chosen is predict.asked or not isinstance(chosen, (DPLR, Pooled)):
         return
-    n, rank, everything = output_entries(plan), chosen.columns, Adjoint().cost(plan)
+    n, everything = output_entries(plan), Adjoint().cost(plan)
+    if isinstance(chosen, DPLR):
+        instead = (
+            f"so 'dplr' is taken: of the correlations between outputs a rank of {chosen.columns} is kept, and "
+            "variances are those of a forward sweep. If these are class scores, task='classification' keeps what "
+            "probabilities see of them; otherwise"
+        )
+    else:
+        instead = (
+            f"so samples are taken: {chosen.n} draws of the network, and a forward sweep of variances that smooths "
+            "them (method='pooled'). Correlations between outputs are known as well as so many draws know them;"
+        )
     warnings.warn(
         f"{n} outputs are too many for their whole covariance by default (about {everything:.0f} forward passes with "
-        f"method='adjoint'), so 'dplr' is taken: of the correlations between outputs a rank of {rank} is kept, and "
-        "variances are those of a forward sweep. If these are class scores, "
-        "task='classification' keeps what probabilities see of them; otherwise method='adjoint' keeps "
-        "everything, `directions` what you name, and method='dplr' with your own `rank` says that this is meant.",
+        f"method='adjoint'), {instead} method='adjoint' keeps everything, `directions` what you name, and "
+        f"method={chosen.name!r} says that this is meant.",
         ReducedCovariance,
         stacklevel=stacklevel,
     )

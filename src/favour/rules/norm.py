@@ -15,7 +15,7 @@ every draw, E[V] = V(μ) + tr(CΣC)/n. Expanding around s² = E[V] + ε, with c 
 
 q is the variance of V's own second-order part, which G does not carry: one draw scales the whole group
 (`favour.rules.group_moments`, also for what dropout takes from the entries). Since Σ_i ŷ_i² = nV/(V + ε) for ŷ before
-w and b, mean and variances are kept to ‖m‖² + Σ_i Var ŷ_i ≤ n E[V]/(E[V] + ε), which counts where x is little but noise.
+w and b, mean and variances are kept to ‖m‖² + Σ_i Var ŷ_i ≤ n E[V]/(E[V] + ε), which counts where x is mostly noise.
 The squared entries of G have a closed form, since G is a diagonal plus low rank (`favour.surrogate.jacobian`).
 
 **The variance** of the entries, y = n/(n − d)·V with d the correction, is what the norms divide by:

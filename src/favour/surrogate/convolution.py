@@ -4,6 +4,12 @@ y = K ∗ x holds each kernel entry once for every pair of an input and an outpu
 
     (K ∗ ·)∘(L ∗ ·) = (K∘L) ∗ ·          for one stride, padding, dilation and grouping.
 
+A window that lies within the other's is one with zeros around it.
+
+The diagonal of a way there and back, G = K ∗ (s ∘ (L ∗ ·)), needs no such product:
+
+    G_ii = Σ_j K_ij s_j L_ji,        K∘Lᵀ one convolution of s, with taps of K times those of L turned round.
+
 A strided convolution ignores the last entries that fill no window; the transposed one is told how many by its output
 padding, which makes it the exact adjoint.
 """
@@ -118,14 +124,47 @@ class Convolution(LinearMap):
     def hadamard(self, other: LinearMap) -> LinearMap | Unavailable:
         if isinstance(other, LowRankConvolution):
             return other.hadamard(self)
-        if not isinstance(other, Convolution) or other.geometry != self.geometry:
+        if not isinstance(other, Convolution):
             return meet(self, other)
+        if other.geometry != self.geometry or other.kernel.shape != self.kernel.shape:
+            return self._within(other) or other._within(self) or meet(self, other)
         if other.kept is self.kept:
             return Convolution(self.geometry, self.kept, self.space, self.n + other.n)
-        if self.kernel.shape != other.kernel.shape:
-            return Unavailable("kernels of other shapes")
         product = self.kernel * other.kernel
         return Convolution(self.geometry, passing(product), self.space)
+
+    def _within(self, other: Convolution) -> Convolution | None:
+        """The product where this window lies within the other's; None where it does not."""
+        mine, theirs = self.geometry, other.geometry
+        alike = mine.stride == theirs.stride and mine.groups == theirs.groups and not any(mine.extra + theirs.extra)
+        if mine.transposed or theirs.transposed or not alike or self.kernel.shape[:2] != other.kernel.shape[:2]:
+            return None
+        margins: list[int] = []
+        for i, (k, large) in enumerate(zip(self.kernel.shape[2:], other.kernel.shape[2:], strict=True)):
+            d = theirs.dilation[i]
+            first, rest = divmod(theirs.padding[i] - mine.padding[i], d)
+            if rest or (k > 1 and mine.dilation[i] != d) or first < 0 or first + k > large:
+                return None
+            margins = [first, large - first - k, *margins]
+        return Convolution(theirs, passing(F.pad(self.kernel, margins) * other.kernel), other.space)
+
+    def diagonal_after(self, there: LinearMap, factor: Factor) -> Factor | Unavailable:
+        unknown, mine = super().diagonal_after(there, factor), self.geometry
+        if not isinstance(there, Convolution):
+            return unknown
+        K, L, g = self.kernel, there.kernel, there.geometry
+        plain = [
+            h.stride == (1,) * len(h.stride) and h.groups == 1 and not (h.transposed or any(h.extra)) for h in (mine, g)
+        ]
+        padding = tuple([(k - 1) * d - p for k, d, p in zip(L.shape[2:], g.dilation, g.padding, strict=True)])
+        if not all(plain) or K.shape[0] != L.shape[1] or any(p < 0 for p in padding):
+            return unknown
+        turned = L.transpose(0, 1).flip(*range(2, L.ndim))
+        both = self.hadamard(Convolution(replace(g, padding=padding), passing(turned), self.space))
+        if isinstance(both, Unavailable):
+            return unknown
+        s = factor if isinstance(factor, Tensor) and factor.ndim else K.new_ones([1] * K.ndim) * factor
+        return both.apply(s.expand(s.shape[0], K.shape[1], *self.space).unsqueeze(0)).squeeze(0)
 
     def diagonal(self) -> Factor | Unavailable:
         """The tap that an entry sees itself through."""

@@ -28,6 +28,7 @@ F: (F, batch, *event). Variances and cumulants are (batch, *event).
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -94,6 +95,10 @@ class LinearMap(ABC):
     def diagonal(self) -> Factor | Unavailable:
         """G_ii of a map from a tensor to one of the same shape; broadcasts to it."""
         return Unavailable(f"the diagonal of {self} is not known")
+
+    def diagonal_after(self, there: LinearMap, factor: Factor) -> Factor | Unavailable:
+        """(G diag(factor) H)_ii for a map H there from a tensor and this one, G, back to it."""
+        return Unavailable(f"the diagonal of {self} of {there} is not known")
 
     def rows(self, take: Rows, like: Tensor) -> LinearMap | Unavailable:
         """The same map for other inputs.
@@ -320,12 +325,17 @@ class Composition(LinearMap):
         return Composition(self.outer, self.inner.scaled_before(factor))
 
     def diagonal(self) -> Factor | Unavailable:
-        if not self.scaled:
-            return super().diagonal()
-        factor, G = (self.outer, self.inner) if isinstance(self.outer, Scaling) else (self.inner, self.outer)
-        assert isinstance(factor, Scaling)
-        theirs = G.diagonal()
-        return theirs if isinstance(theirs, Unavailable) else factor.factor * theirs
+        steps = parts(self)
+        mixing = [i for i, step in enumerate(steps) if not isinstance(step, Scaling)]
+        if len(mixing) > 2:
+            return Unavailable(f"the diagonal of {self} is not known")
+        first, last = mixing[0], mixing[-1]
+        between = math.prod([s.factor for s in steps[first + 1 : last] if isinstance(s, Scaling)])
+        G = steps[last]
+        known = G.diagonal() if first == last else G.diagonal_after(steps[first], between)
+        if isinstance(known, Unavailable):
+            return known
+        return math.prod([s.factor for s in steps[:first] + steps[last + 1 :] if isinstance(s, Scaling)], start=known)
 
     def low_rank(self, q: int) -> LinearMap:
         return Composition(self.outer.low_rank(q), self.inner.low_rank(q))
@@ -368,6 +378,13 @@ class Generic(LinearMap):
 
     def hadamard(self, other: LinearMap) -> Unavailable:
         return Unavailable("a map that is given by what it does tells nothing of its entries")
+
+
+def parts(G: LinearMap) -> list[LinearMap]:
+    """The maps that a composition is made of, the first to act in front."""
+    if isinstance(G, Composition):
+        return [*parts(G.inner), *parts(G.outer)]
+    return [] if isinstance(G, Identity) else [G]
 
 
 def compose(outer: LinearMap, inner: LinearMap) -> LinearMap:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from favour.surrogate.carried import Carried, find
-from favour.surrogate.linear_map import Composition, Identity, LinearMap, Scaling, Unavailable, compose, identity
+from favour.surrogate.linear_map import LinearMap, Scaling, Unavailable, compose, identity, parts
 from favour.surrogate.matrices import Matrix, passing
 from favour.surrogate.structural import Structural
 
@@ -79,13 +79,6 @@ def _joined(steps: tuple[LinearMap, ...], step: LinearMap, ndim: int) -> tuple[L
         if dim == ndim - 1 and take is not aten.select.int and not any(isinstance(s, Structural) for s in steps):
             return (*steps[:-1], Matrix(passing(take(steps[-1].weight, 0, *rest))))
     return (*steps, step)
-
-
-def parts(G: LinearMap) -> list[LinearMap]:
-    """The maps that a composition is made of, the first to act in front."""
-    if isinstance(G, Composition):
-        return [*parts(G.inner), *parts(G.outer)]
-    return [] if isinstance(G, Identity) else [G]
 
 
 class Siblings(Carried):
