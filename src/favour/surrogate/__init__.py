@@ -27,9 +27,9 @@ axis in front, the fold axis F: (F, batch, *event). A diagonal (variances) is (b
 """
 
 from favour.surrogate.carried import Carried, Cumulants, LoneCumulants
+from favour.surrogate.generic import Generic
 from favour.surrogate.linear_map import (
     Composition,
-    Generic,
     Identity,
     LinearMap,
     Scaling,

@@ -33,7 +33,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from favour.surrogate.carried import Carried, find
-from favour.surrogate.linear_map import Factor, Generic, LinearMap, Scaling, Unavailable, compose
+from favour.surrogate.generic import Generic
+from favour.surrogate.linear_map import Factor, LinearMap, Scaling, Unavailable, compose
 from favour.surrogate.noise import DiagonalNoise
 from favour.surrogate.value import Value
 
