@@ -31,6 +31,10 @@ from favour.passes.plan.steps import Plan
 # `auto` goes through all outputs while that is predicted to cost at most this many forward passes.
 AFFORDABLE = 24.0
 
+# And this many where they are not known to be class scores, of which few directions matter: what else there is, `dplr`,
+# costs more in seconds than it counts, and knows less.
+WHOLE = 48.0
+
 # Or this many multiplications for each input, whatever that is in forward passes: some milliseconds on one core.
 SMALL = 2e7
 
@@ -101,7 +105,7 @@ class Auto(Method):
             return self._swept(plan, self.directions)
         every = self._swept(plan, None)
         cost = replace(every, rank=0, pairs=0, secant=False).cost(plan)  # what outputs cost, whatever more is asked for
-        if cost <= AFFORDABLE:
+        if cost <= (AFFORDABLE if self.task == "classification" else WHOLE):
             return every
         uncertain = outputs(plan)
         if self.task == "classification" and all(o.shape is not None and len(o.shape) == 2 for o in uncertain):

@@ -17,6 +17,8 @@ James and Stein's factor (1 − N/E)₊ keeps what is more than noise. Of detail
 but its noise, which goes; where the sweep is wrong in every entry the result is s². The variance is d times that sum,
 never much worse than the draws alone, and better the more the sweep knows. d itself is first fitted to s² by a factor
 and a constant (least squares, neither negative): where the sweep calls an entry certain its neighbours' noise counts.
+Decoders leave a pattern that repeats every second or fourth entry: averages over entries of one phase come before the
+neighbourhoods.
 
 Means likewise: (ȳ − m)/σ, with m the sweep's, in the same differences.
 
@@ -54,6 +56,9 @@ from favour.surrogate.value import Value
 
 # A ratio below this is noise of few draws.
 LEAST = 0.05
+
+# Entries along an axis from which on averages over those of one phase are means of several.
+PERIODS = 16
 
 Blur = Callable[[Tensor], Tensor]
 
@@ -119,6 +124,7 @@ def corrected(value: Value, draws: Tensor) -> Belief:
         squares = centred.square() * (n / (n - 1))
         fitted = _fit(squares.mean(0), variance)
         wider = widening(mean.shape)
+        fitted = fitted * (1 + _repeated(squares - fitted, fitted)).clamp_min(LEAST)
         ratio = 1 + pooled(squares - fitted, fitted, wider, fitted.square())
         made = fitted * ratio.clamp_min(LEAST)
         scale = made.sqrt().clamp_min(torch.finfo(made.dtype).tiny)
@@ -170,6 +176,26 @@ def widening(shape: torch.Size) -> list[Blur]:
     if space > 0:
         blurs.append(partial(_averaged, axes=list(sizes)))
     return [*blurs, partial(_averaged, axes=[-space - 1, *sizes])]
+
+
+def _repeated(draws: Tensor, d: Tensor) -> Tensor:
+    """`pooled`, of averages over the entries of a channel with one phase, of period 4, 2 and 1, on long axes."""
+    axes = [i - d.ndim for i, size in enumerate(d.shape) if i > 1 and size >= PERIODS]
+    if not axes:
+        return torch.zeros_like(d)
+    four, two, one = (partial(_phases, axes=axes, period=period) for period in (4, 2, 1))
+    return pooled(four(draws), four(d), [two, one], d.square())
+
+
+def _phases(t: Tensor, axes: list[int], period: int) -> Tensor:
+    """At each entry the sum of those whose places differ by multiples of a period."""
+    for axis in axes:
+        size = t.shape[axis]
+        count = -(-size // period)
+        whole = F.pad(t, [*[0] * (2 * (-axis - 1)), 0, count * period - size]).unflatten(axis, (count, period))
+        sums = whole.sum(axis - 1, keepdim=True).expand_as(whole)
+        t = sums.flatten(axis - 1, axis).narrow(axis, 0, size)
+    return t
 
 
 def _averaged(t: Tensor, axes: list[int]) -> Tensor:
