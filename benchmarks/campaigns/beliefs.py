@@ -5,14 +5,16 @@ Its belief is compared with draws by torch alone: the error of the mean in stand
 the covariance, the draws' own error taken off. Good is at most .15 in both, bad more than .3 in either, fair between;
 *silently bad* is bad where `favour.compile` did not warn (`UntrustedBelief`).
 
-    python benchmarks/campaigns/beliefs.py [--seeds 2000 2300] [--draws 4000] [--jobs 1] [--name beliefs]
+    python benchmarks/campaigns/beliefs.py [--seeds 2000 2300] [--draws 4000] [--jobs 1] [--name beliefs] [--rows FILE]
 
-writes results/campaigns/NAME.json: counts, shares by word of the grammar, and every network that is not good.
+writes results/campaigns/NAME.json: counts, shares by word of the grammar, and every network that is not good. With
+`--rows` what is done is kept there, line by line, and not done again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import multiprocessing
 import sys
@@ -89,12 +91,19 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=4000)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--name", default="beliefs")
+    parser.add_argument("--rows", type=Path)
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
+    if given.rows and given.rows.exists():
+        rows = [json.loads(line) for line in given.rows.read_text().splitlines()]
+    left = sorted(set(range(*given.seeds)) - {row["seed"] for row in rows})
     with ProcessPoolExecutor(given.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting = [pool.submit(trial, seed, given.draws) for seed in range(*given.seeds)]
+        waiting = [pool.submit(trial, seed, given.draws) for seed in left]
         for done in as_completed(waiting):
             rows.append(done.result())
+            if given.rows:
+                with given.rows.open("a") as file:
+                    file.write(json.dumps(rows[-1]) + "\n")
             if len(rows) % 50 == 0:
                 print(f"{len(rows)} of {len(waiting)}", flush=True)
     rows.sort(key=lambda r: r["seed"])

@@ -34,6 +34,7 @@ from favour.methods.reverse import Inputs, all_outputs, reverse, total
 from favour.methods.start import start_of
 from favour.passes.plan.steps import Plan
 from favour.surrogate import Carried, Cumulants, LoneCumulants
+from favour.surrogate.tails import Tails
 from favour.surrogate.value import Value
 
 
@@ -225,6 +226,8 @@ class Adjoint(ReverseSweep):
             kinds.append(Cumulants)
         elif self.takes_secants:
             kinds.append(LoneCumulants)
+        if any(step.node.traits.maximum for step in bound.plan.steps):
+            kinds.append(Tails)
         return DiagonalOnly(*kinds)
 
     def cost(self, plan: Plan) -> float:

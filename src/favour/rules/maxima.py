@@ -10,6 +10,10 @@ Within a window the factor columns count as correlation; where only variances ar
 carried, what is known of the covariances within channels (`favour.surrogate.channels`): of a convolution's neighbouring
 outputs for up to 3 × 3, of channels that fall together for any window.
 
+Where the cumulants of entries are known (`favour.surrogate.tails`) and windows are few, the largest is taken of entries
+of two values and a Gaussian instead, by their distribution functions (`favour.scalar.moments.independent`): these count
+entries as independent, and where covariances are known what they say more than for Gaussians is added to Clark's.
+
 **Behind dropout** the largest of a window is there or not, and then the second largest steps in: nothing Gaussian. The
 two operations, and a ReLU around them, are one (`favour.passes.normalise.commuting` finds them), y = max_i D_i x_i or
 max(0, max_i D_i x_i) with D_i ∈ {0, 1/q}, and
@@ -30,6 +34,7 @@ a single 1 per window, N is the winner's own dropout.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -41,9 +46,13 @@ from favour.errors import UnsupportedOperation
 from favour.graph.traits import Argument, Operation, Traits, declare
 from favour.rules.registry import rule
 from favour.rules.windows import Box, Sizes, Windows, adaptive_windows, pool_windows
+from favour.scalar.effective import effective_draw
+from favour.scalar.moments.independent import NODES, Largest, TwoValued, largest_independent
 from favour.scalar.moments.maxima import ABSENT, Covariances, Dropped, Law, largest, largest_dropped, without_floor
 from favour.surrogate import DiagonalNoise, LatentNoise, LinearMap, Noise, Surrogate, compose, structural
+from favour.surrogate.carried import Carried
 from favour.surrogate.channels import ChannelCovariance, Mapped
+from favour.surrogate.tails import Tails
 from favour.surrogate.value import Context, Value
 
 aten = torch.ops.aten
@@ -111,16 +120,58 @@ def maximum(ctx: Context, x: Value, windows: Sequence[Windows]) -> Surrogate:
         diag = (x.variance - factor.square().sum(0)).clamp_min(0)
     entries = _Entries(box, x.mean, diag, factor, within)
     best, weights = largest(entries.laws(), entries.pairs)
+    tails = x.known(Tails)
+    shaped = None if tails is None or factor is not None else _by_tails(entries, tails, x.variance)
+    carried: list[Carried] = []
+    if shaped is not None:
+        best, weights = _corrected(best, weights, *shaped, entries.pairs is None)
+        third, fourth = (shaped[0].third.to(entries.dtype), shaped[0].fourth.to(entries.dtype))
+        carried.append(Tails(lambda: (third, fourth)))
     mean = best.mean.to(entries.dtype)
     if ctx.activation != "price":
         return Surrogate(mean, [(x, entries.routing(entries.winner()))])
     residual = (best.variance - entries.explained(weights)).clamp(min=0).to(entries.dtype)
     noise = DiagonalNoise(residual, f"{ctx.module or 'model'} (max pool)")
-    result = Surrogate(mean, [(x, entries.routing(weights))], [noise])
+    result = Surrogate(mean, [(x, entries.routing(weights))], [noise], carried=carried)
     if known is not None and (within is None or entries.pairs is not None):
         result.variance = best.variance.to(entries.dtype)
         result.carried.append(Mapped(known, result.maps[0][1], mean))
     return result
+
+
+# Numbers for each input up to which distribution functions are formed.
+MOST = 2**18
+
+
+def _by_tails(entries: _Entries, tails: Tails, variance: Tensor) -> tuple[Largest, Largest] | None:
+    """The largest entry as if entries were independent, by their cumulants and as Gaussians; None where they are not
+    known or windows are too many."""
+    n, window = len(entries.means), entries.means[0]
+    if n * NODES * math.prod(window.shape[1:]) > MOST:
+        return None
+    cumulants = tails.cumulants()
+    if cumulants is None:
+        return None
+    third, fourth = (k.to(window.dtype).expand(variance.shape) for k in cumulants)
+    rest, up, down = effective_draw(third, fourth, variance.to(window.dtype))
+    rest = (variance - rest).clamp_min(0)
+    mean = torch.stack(entries.means)
+    parts = [torch.stack(entries.box.entries(t, 0.0)) for t in (up, down, rest)]
+    none = torch.zeros_like(mean)
+    plain = TwoValued(mean, none, none, torch.stack(entries.diags))
+    return largest_independent(TwoValued(mean, *parts), ABSENT), largest_independent(plain, ABSENT)
+
+
+def _corrected(
+    best: Law, weights: list[Tensor], shaped: Largest, plain: Largest, independent: bool
+) -> tuple[Law, list[Tensor]]:
+    """What the shape of independent entries changes, on top of what their covariances do."""
+    if independent:
+        return Law(shaped.mean, shaped.variance), list(shaped.slopes.unbind())
+    positive = plain.variance > 0
+    ratio = torch.where(positive, shaped.variance / torch.where(positive, plain.variance, 1.0), 1.0)
+    weights = [w + a - b for w, a, b in zip(weights, shaped.slopes.unbind(), plain.slopes.unbind(), strict=True)]
+    return Law(best.mean + shaped.mean - plain.mean, best.variance * ratio), [w.clamp(0, 1) for w in weights]
 
 
 def dropped_maximum(

@@ -17,7 +17,7 @@ from torch import Tensor
 from favour.errors import InvalidValue, UnsupportedOperation
 from favour.graph.traits import NONE, Argument, Operation, Traits, set_traits
 from favour.scalar import ScalarFunction, composed, remainder_between, surrogate_slope
-from favour.scalar.effective import effective_moments
+from favour.scalar.effective import effective_cumulants, effective_moments
 from favour.surrogate import (
     Cumulants,
     DiagonalNoise,
@@ -31,6 +31,7 @@ from favour.surrogate import (
     stored,
 )
 from favour.surrogate.channels import ChannelCovariance, Scaled
+from favour.surrogate.tails import Tails
 from favour.surrogate.value import Context, Value
 
 Exactness = Literal["exact", "moment-matched", "linearised", "refused"]
@@ -148,6 +149,9 @@ def pointwise_surrogate(ctx: Context, x: Value, f: ScalarFunction) -> Surrogate:
     result = Surrogate(mean, [(x, scaling(slope))], second=Pointwise(second_derivative) if price else None)
     if not price:
         return result
+    tails = x.known(Tails)
+    if tails is not None and f.exactness != "linearised":
+        result.carried.append(Tails(lambda: _bent(f, x, tails.cumulants())))
     within = x.known(ChannelCovariance)
     response = None if within is None else within.response()
     if within is not None and response is not None:
@@ -164,6 +168,10 @@ def pointwise_surrogate(ctx: Context, x: Value, f: ScalarFunction) -> Surrogate:
 
     result.noises.append(Residual(residual, f"{ctx.module or 'model'} ({f.name})", between=between, draw=draw))
     return result
+
+
+def _bent(f: ScalarFunction, x: Value, cumulants: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+    return None if cumulants is None else effective_cumulants(f, x.mean, x.variance, *cumulants)
 
 
 def curvature(f: ScalarFunction, mean: Tensor, variance: Tensor) -> Tensor:

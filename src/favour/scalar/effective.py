@@ -88,3 +88,23 @@ def effective_moments(
     slope = torch.where(positive, (along - 0.5 * curvature() * third) / v, first.slope)
     moments = Moments(torch.lerp(second.mean, first.mean, weight), slope, total - slope.square() * variance)
     return moments, EffectiveDraw(third, u, slope, curvature)
+
+
+def effective_cumulants(
+    f: ScalarFunction, mean: Tensor, variance: Tensor, third: Tensor, fourth: Tensor
+) -> tuple[Tensor, Tensor]:
+    """κ₃ and κ₄ of f(x), with f(x) of either value of the effective draw taken for Gaussian."""
+    u, up, down = effective_draw(third, fourth, variance)
+    rest = variance - u
+    first, second = f.moments(mean + up, rest), f.moments(mean - down, rest)
+    width = up + down
+    some = width > 0
+    chance = torch.where(some, down / torch.where(some, width, 1.0), 0.5)
+    centre = torch.lerp(second.mean, first.mean, chance)
+    total: list[Tensor] = []
+    for weight, moments in ((chance, first), (1 - chance, second)):
+        off, v = moments.mean - centre, moments.variance(rest)
+        powers = (off.square() + v, off * (off.square() + 3 * v), off.pow(4) + 6 * off.square() * v + 3 * v.square())
+        terms = [weight * power for power in powers]
+        total = terms if not total else [a + b for a, b in zip(total, terms, strict=True)]
+    return total[1], total[2] - 3 * total[0].square()

@@ -17,7 +17,8 @@ again for every draw. So
   independent ones),
 - a nondecreasing function moves behind it, where fewer entries are left and its argument has not lost its shape, and
   so does a summand that is alike for all entries of a window,
-- element-wise dropout, which does not commute, joins the maximum in one operation (`favour.rules.maxima`).
+- element-wise dropout, which does not commute, joins the maximum in one operation (`favour.rules.maxima`),
+- and a maximum over maxima of what such dropout leaves is one maximum over all of it: pool(2) ∘ pool(2) = pool(4).
 
 Only where nothing else reads what lies between: another reader would need the same draws.
 """
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from favour.passes.rewriting import Builder, replace_node
 from favour.rules.attention import negative_entropy
 from favour.rules.maxima import dropped_max_pool
 from favour.rules.registry import RULES, Rule
+from favour.rules.windows import per_axis
 
 aten = torch.ops.aten
 
@@ -60,6 +62,12 @@ def commute(graph: Graph, random: Callable[[Graph], Collection[Node]]) -> None:
         _before_dropout(graph, node)
     graph.prune()
     branch(graph, random(graph), lambda node: node.traits.maximum)
+    graph.prune()
+    uncertain = random(graph)
+    for outer in [n for n in reversed(graph.nodes) if n in uncertain and n.traits.maximum]:
+        joined: Node | None = outer
+        while joined is not None:
+            joined = _join(graph, joined)
     graph.prune()
     uncertain = random(graph)
     for node in [n for n in graph.nodes if n in uncertain and n.traits.maximum]:
@@ -100,38 +108,17 @@ def _before_dropout(graph: Graph, node: Node) -> None:
 
 def _commute_one(graph: Graph, pool: Node) -> None:
     users = graph.users()
-    outputs = set(nodes_in(graph.outputs))
-
-    def only_reader(node: Node) -> bool:
-        return len(users[node]) == 1 and node not in outputs
-
-    result = pool
-    if pool.traits.indices:
-        if not only_reader(pool) or users[pool][0].target is not operator.getitem or users[pool][0].args[1] != 0:
-            return
-        result = users[pool][0]
-    axes = _pooled(pool)
-    if axes is None:
+    only_reader = _only_reader(graph, users)
+    result, axes = _result(pool, users, only_reader), _pooled(pool)
+    if result is None or axes is None:
         return
-    source: Node = pool.args[0]
-    behind: list[tuple[Node, int]] = []  # what moves behind the maximum, and which argument is its tensor
+    behind, source = _unnoticed(pool.args[0], axes, only_reader)
     elements: Node | None = None
     rectified = False
-    while source.kind == "call" and only_reader(source):
-        at = _rises(source, axes)
-        if elements is not None:
-            if not _rectifies(source):
-                break
-            rectified = True
-            source = source.args[0]
-        elif at is not None:
-            behind.append((source, at))
-            source = source.args[at]
-        elif _falls(source) and not _by_channel(source):
-            elements = source
-            source = source.args[0]
-        else:
-            break
+    if _drops_elements(source) and only_reader(source):
+        elements, source = source, source.args[0]
+        while source.kind == "call" and only_reader(source) and _rectifies(source):
+            rectified, source = True, source.args[0]
     new = Builder(pool)
     # Dimensions of one entry stay while what is moved acts, and go at the end.
     dropped = axes if pool.traits.reduces and not argument(pool, 2) else ()
@@ -162,6 +149,143 @@ def _commute_one(graph: Graph, pool: Node) -> None:
     if dropped:
         made = new.call(aten.squeeze.dims, made, list(dropped), shape=result.shape)
     replace_node(graph, result, made, new.nodes)
+
+
+def _only_reader(graph: Graph, users: Mapping[Node, Sequence[Node]]) -> Callable[[Node], bool]:
+    outputs = set(nodes_in(graph.outputs))
+    return lambda node: len(users[node]) == 1 and node not in outputs
+
+
+def _result(pool: Node, users: Mapping[Node, Sequence[Node]], only_reader: Callable[[Node], bool]) -> Node | None:
+    """The node that holds the maxima; None where somebody reads their places."""
+    if not pool.traits.indices:
+        return pool
+    if not only_reader(pool) or users[pool][0].target is not operator.getitem or users[pool][0].args[1] != 0:
+        return None
+    return users[pool][0]
+
+
+def _unnoticed(
+    source: Node, axes: tuple[int, ...], only_reader: Callable[[Node], bool]
+) -> tuple[list[tuple[Node, int]], Node]:
+    """Functions that a maximum takes no notice of and the argument they rise in, the last first; what they act on."""
+    behind: list[tuple[Node, int]] = []
+    while source.kind == "call" and only_reader(source):
+        at = _rises(source, axes)
+        if at is None:
+            break
+        behind.append((source, at))
+        source = source.args[at]
+    return behind, source
+
+
+def _join(graph: Graph, outer: Node) -> Node | None:
+    """A maximum over maxima of what dropout leaves as one over all of it, which is returned; None where it is none."""
+    users = graph.users()
+    if not users.get(outer) and outer not in set(nodes_in(graph.outputs)):
+        return None  # joined before
+    only_reader = _only_reader(graph, users)
+    result, axes = _result(outer, users, only_reader), _pooled(outer)
+    if result is None or axes is None:
+        return None
+    behind, maxima = _unnoticed(outer.args[0], axes, only_reader)
+    inner = _maximum(maxima, users, only_reader)
+    if inner is None or maxima.shape is None:
+        return None
+    inside, lowest = _pooled(inner), inner
+    while not _drops_elements(lowest):
+        pooled = _pooled(lowest)
+        source = None if pooled is None else _unnoticed(lowest.args[0], pooled, only_reader)[1]
+        deeper = None if source is None else _maximum(source, users, only_reader)
+        if source is None or not (_drops_elements(source) or deeper):
+            return None
+        lowest = deeper or source
+    target, args, kwargs = outer.target, outer.args[1:], outer.kwargs
+    kept, x = result.shape, inner.args[0]
+    windows = _regular(inner)
+    if windows is None or inside is None or x.shape is None:
+        return None
+    whole = outer.traits.reduces and set(inside) <= set(axes)
+    if whole:
+        target, args, kwargs = aten.amax.default, (list(axes), True), {}
+        kept = tuple([1 if i in axes else n for i, n in enumerate(maxima.shape)])
+    elif outer.traits.pool == "adaptive":
+        whole = all(n == 1 for n in per_axis(args[0], len(inside)))
+    around = None if whole else _regular(outer)
+    if not whole and around is None:
+        return None
+    new = Builder(outer)
+    new.dtype = result.dtype
+    if around is not None:
+        both = list(
+            zip(*windows, *around, strict=True)
+        )  # kernel and stride of the inner windows, then of the outer ones
+        args, kwargs = ([(K - 1) * s + k for k, s, K, _ in both], [S * s for _, s, _, S in both]), {}
+    if whole:
+        reach = [(n - 1) * s + k for n, k, s in zip(maxima.shape[2:], *windows, strict=True) if isinstance(n, int)]
+        cropped = _cropped(new, x, reach, inside, only_reader)
+        if cropped is None:
+            return None
+        x = cropped
+    inner_first = all(not _by_channel(node) and node.traits.elementwise and len(node.inputs) == 1 for node, _ in behind)
+    functions: list[Node] = []  # exact for two values, in front of dropout
+    for node, at in reversed(behind) if inner_first else ():
+        x = _moved(new, node, x, x.shape, at)
+        functions.append(x)
+    several = traits_of(target).indices
+    joined = made = new.call(target, x, *args, shape=None if several else kept, **kwargs)
+    if several:
+        made = new.call(operator.getitem, made, 0, shape=kept)
+    for node, at in [] if inner_first else reversed(behind):
+        made = _moved(new, node, made, kept, at)
+    if outer.traits.reduces and not argument(outer, 2):
+        made = new.call(aten.squeeze.dims, made, list(axes), shape=result.shape)
+    replace_node(graph, result, made, new.nodes)
+    graph.prune()
+    for node in functions:
+        _before_dropout(graph, node)
+    return joined
+
+
+def _cropped(
+    new: Builder, x: Node, reach: Sequence[int], axes: tuple[int, ...], only_reader: Callable[[Node], bool]
+) -> Node | None:
+    """The first entries of x along its last axes, cropped in front of dropout and what follows it; None where not."""
+    assert x.shape is not None
+    if tuple(x.shape[2:]) == tuple(reach):
+        return x
+    behind, drop = _unnoticed(x, axes, only_reader)
+    if len(reach) != len(x.shape) - 2 or not _drops_elements(drop) or isinstance(drop.rate, Node):
+        return None
+    made, shape = drop.args[0], tuple(x.shape)
+    for i, n in enumerate(reach, 2):
+        shape = (*shape[:i], n, *shape[i + 1 :])
+        made = new.call(aten.slice.Tensor, made, i, 0, n, shape=shape)
+    made = _moved(new, drop, made, shape)
+    for node, at in reversed(behind):
+        made = _moved(new, node, made, shape, at)
+    return made
+
+
+def _maximum(maxima: Node, users: Mapping[Node, Sequence[Node]], only_reader: Callable[[Node], bool]) -> Node | None:
+    """The maximum that a node holds the result of, and alone."""
+    pool = maxima.args[0] if maxima.target is operator.getitem else maxima
+    held = pool.kind == "call" and pool.traits.maximum and _result(pool, users, only_reader) is maxima
+    return pool if held and only_reader(maxima) else None
+
+
+def _regular(pool: Node) -> tuple[Sequence[int], Sequence[int]] | None:
+    """Kernels and strides of windows with nothing left out between them; None for others, and for padded ones."""
+    if pool.traits.pool != "regular" or pool.kwargs or (pool.shape is None and not pool.traits.indices):
+        return None
+    assert pool.args[0].shape is not None
+    axes = len(pool.args[0].shape) - 2
+    rest: list[Any] = [(), 0, 1, False]
+    kernel, stride, padding, dilation, ceil = [*pool.args[1:], *rest[len(pool.args) - 2 :]]
+    k = per_axis(kernel, axes)
+    s = per_axis(stride, axes) if stride else k
+    plain = set(per_axis(padding, axes)) == {0} and set(per_axis(dilation, axes)) == {1} and not ceil
+    return (k, s) if plain and all(a >= b for a, b in zip(k, s, strict=True)) else None
 
 
 def _pooled(pool: Node) -> tuple[int, ...] | None:
@@ -212,6 +336,10 @@ def _rectifies(node: Node) -> bool:
 
 def _falls(node: Node) -> bool:
     return node.draw is not None and node.draw.falls
+
+
+def _drops_elements(node: Node) -> bool:
+    return _falls(node) and not _by_channel(node)
 
 
 def _by_channel(node: Node) -> bool:
