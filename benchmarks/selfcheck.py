@@ -69,6 +69,7 @@ def trial(seed: int) -> dict[str, Any]:
         "covariance_error": covariance,
         "mean_error": mean,
         "draws": predict.checked.n,
+        "undecided": predict.checked.undecided,
         "suspected": any(issubclass(w.category, favour.UntrustedBelief) for w in told),
         "seconds_without": middle - begin,
         "seconds_with": seconds,
@@ -79,7 +80,11 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Shares by class, with their number."""
     judged = [r for r in rows if "suspected" in r]
     shares = {
-        kind: {"networks": len(some), "suspected": sum(r["suspected"] for r in some) / max(1, len(some))}
+        kind: {
+            "networks": len(some),
+            "suspected": sum(r["suspected"] for r in some) / max(1, len(some)),
+            "too few draws to tell": sum(r["undecided"] and not r["suspected"] for r in some) / max(1, len(some)),
+        }
         for kind in ("good", "fair", "bad")
         for some in [[r for r in judged if r["class"] == kind]]
     }

@@ -200,3 +200,13 @@ def test_check_does_not_say_agree_where_differences_are_no_accident():
     found = favour.check(Told(off, truth), torch.zeros(40, 1), 20_000)
     assert found.verdict == "trust it"
     assert "not all are chance" in found.reason and "agree" not in found.reason
+
+
+def test_so_few_draws_that_nothing_shows_are_no_reason_to_trust():
+    right = Belief(torch.zeros(2, 3), torch.ones(2, 3))
+    few, many = (Told(right, right) for _ in range(2))
+    few.generator.manual_seed(11)
+    checked = favour.check(few, torch.zeros(2, 3), n=12)
+    assert checked.covariance_error < 0.15 and checked.covariance_bound > 0.3
+    assert checked.verdict == "take more draws" and "n=120" in checked.reason
+    assert favour.check(many, torch.zeros(2, 3), n=N).verdict == "trust it"

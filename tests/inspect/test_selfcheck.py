@@ -102,6 +102,18 @@ def test_fewer_inputs_then_fewer_draws_where_samples_are_dear(monkeypatch):
     assert (made.inputs, made.n) == (1, 200)
 
 
+def test_too_few_draws_to_tell_are_no_check():
+    """As on a busy machine, where there is time for sixty draws of one input."""
+    for seed in (2, 16, 29, 31):
+        made = network(seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            predict = favour.compile(made.model, made.example, secant=False, check=False)
+            predict.checked = selfcheck.self_check(predict, made.example[:1], 0.0, draws=60)
+        assert predict.checked.n == 60
+        assert not predict.checked.trusted or "not checked (60 samples of 1 inputs are too few" in repr(predict)
+
+
 def test_an_example_of_nothing_but_noise_is_no_ground_for_suspicion():
     predict = favour.compile(make_net(), torch.empty(2, 4).fill_(float("nan")))
     assert predict.checked.trusted

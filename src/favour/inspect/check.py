@@ -65,8 +65,8 @@ class Check:
     """What `favour.check` found. Print it, or read its fields.
 
     Attributes:
-        verdict: One of `"trust it"`, `"trust the ranking only"`, `"use more rank"`, `"don't"` and, where nothing is
-            uncertain, `"nothing to trust"`.
+        verdict: One of `"trust it"`, `"trust the ranking only"`, `"use more rank"`, `"don't"`, where `n` is too small to
+            tell `"take more draws"` and, where nothing is uncertain, `"nothing to trust"`.
         reason: Why, in a sentence.
         n: Number of draws.
         mean, stddev: The belief's, (B, *event).
@@ -269,6 +269,7 @@ def _judged(
     covariance_error, sampling_error = _root(share.mean()), _root((plain / divisor).mean())
     worth = n * float(plain.sum() / noise.sum()) if noise.sum() > 0 else float(n)
     doubt = share.std() / len(share) ** 0.5 if len(share) > 1 else noise.sum() / divisor.sum()
+    bound = _root(share.mean().clamp(min=0) + 2 * doubt)
     totals = [flatten_event(statistics[name], 1).square().sum(-1) for name in ("stddev", "sampled_stddev")]
     ranking = _spearman(*totals) if len(share) >= 5 else None
 
@@ -288,6 +289,12 @@ def _judged(
         reason = (
             "Nothing is uncertain: neither belief nor samples vary at these inputs, so every standard deviation is 0. "
             "Give the model dropout that is not 0, a `posterior`, or inputs that are Beliefs."
+        )
+    elif small and not silent.any() and bound > 2 * COVARIANCE_ERROR:
+        verdict = "take more draws"
+        reason = (
+            f"No error is seen, but {n} draws would not have shown one: covariances may be off by {bound:.0%}. "
+            f"Try `n={10 * n}`."
         )
     elif small and not silent.any():
         verdict, reason = "trust it", _agreement(statistics, live)
@@ -316,7 +323,7 @@ def _judged(
         covariance_error=covariance_error,
         covariance_errors=share.clamp(min=0).sqrt().to(belief.dtype),
         sampling_error=sampling_error,
-        covariance_bound=_root(share.mean().clamp(min=0) + 2 * doubt),
+        covariance_bound=bound,
         ranking=ranking,
         worth=worth,
     )

@@ -2,7 +2,9 @@
 
 `favour.compile` draws up to `DRAWS` samples of a few inputs with a generator of its own and compares them with the
 beliefs, as `favour.check` does. It takes about as long as compiling did at most: with a network that is dear to sample
-there are fewer inputs, then fewer draws, and below `FEWEST` nothing is said. A belief is called untrusted where an
+there are fewer inputs, then fewer draws, and below `FEWEST` nothing is said. Where the draws that there was time for would
+not have shown an error of `BAD` (an error, two of its standard errors added), they are too few to tell, and the belief
+counts as not checked. A belief is called untrusted where an
 error is larger than `LARGE` and, two of its standard errors taken off, larger than `SMALL`: means in standard
 deviations, covariances in the Frobenius norm relative to the larger of the two; or where the logarithm of predicted
 over sampled variance is, 2.5 standard errors taken off, beyond ±`SMALL` (with heavy tails this is seen first, since a
@@ -34,6 +36,7 @@ DRAWS, FEWEST, CHUNK = 200, 60, 20
 INPUTS = 8
 LEAST_SECONDS = 1.0
 LARGE, SMALL = 0.2, 0.1  # of an error, and of its lower confidence bound
+BAD = 0.3  # of an error's upper confidence bound
 
 _SEED = 20_231
 
@@ -48,6 +51,7 @@ class SelfCheck:
         mean_error, covariance_error: The largest over the model's outputs, sampling error subtracted.
         variance_ratio: Predicted over sampled variance, of the output where they differ most.
         wrong: Whether one of these is too large, and by more than chance.
+        undecided: Whether none is, but the draws are too few to tell.
         problem: What is wrong besides, in a sentence.
         reason: Why there was no check.
         compared: `"covariances"`, or `"variances"` alone where the method keeps few correlations.
@@ -61,6 +65,7 @@ class SelfCheck:
     covariance_error: float = 0.0
     variance_ratio: float = 1.0
     wrong: bool = False
+    undecided: bool = False
     problem: str = ""
     reason: str = ""
     compared: str = "covariances"
@@ -69,7 +74,7 @@ class SelfCheck:
 
     @property
     def trusted(self) -> bool:
-        """Whether nothing was found."""
+        """Whether nothing was found; without a check, or with too few draws, nothing is."""
         return not (self.problem or self.wrong)
 
     def figures(self) -> str:
@@ -84,6 +89,8 @@ class SelfCheck:
             return f"not checked ({self.reason})" if self.reason else "not checked"
         if self.still:
             return f"nothing varies in {self.n} samples of {self.inputs} inputs"
+        if self.trusted and self.undecided:
+            return f"not checked ({self.n} samples of {self.inputs} inputs are too few to tell: {self.figures()})"
         how = "checked" if self.trusted else "UNTRUSTED"
         return f"{how} against {self.n} samples of {self.inputs} inputs: {self.figures()}"
 
@@ -200,6 +207,7 @@ class _Trial:
     def verdict(self, inputs: int) -> SelfCheck:
         pairs = [tally.errors() for tally in self.tallies.values()]
         errors, bounds = torch.stack([e for e, _ in pairs]), torch.stack([b for _, b in pairs])  # (outputs, 3)
+        undecided = bool((2 * errors - bounds)[:, :2].amax() > BAD**2)
         # The output that is worst beyond doubt, for each measure apart.
         worst = bounds.argmax(0, keepdim=True)
         errors, bounds = errors.gather(0, worst)[0], bounds.gather(0, worst)[0]
@@ -214,7 +222,7 @@ class _Trial:
             if bool((still & loud).any()):
                 problem = "outputs that never vary in the samples have a standard deviation above 0 in the belief"
         ratio = errors[2].exp().item()
-        return SelfCheck(self.n, inputs, mean, covariance, ratio, wrong, problem, compared=compared)
+        return SelfCheck(self.n, inputs, mean, covariance, ratio, wrong, undecided, problem, compared=compared)
 
 
 def _leaves(result: Any) -> list[Any]:

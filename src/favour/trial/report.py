@@ -24,6 +24,7 @@ MEANING = {
     "trust the ranking only": "Inputs are in the right order of uncertainty; the numbers themselves are off.",
     "use more rank": "Means agree; correlations need another setting.",
     "don't": "Beliefs disagree with samples. Use samples for this model: `predict.sample(x, n=1000)`.",
+    "take more draws": "No error is seen, but so few draws would not have shown one. Try a larger --samples.",
     "nothing to trust": "The model draws nothing at random, so there is no spread to predict.",
 }
 SIGMA = (
