@@ -24,7 +24,7 @@ def serve(
     ] = 2.0,
     max_call_ms: Annotated[
         float, typer.Option(min=0, help="How long a call should take while others wait; large requests go in pieces.")
-    ] = 5.0,
+    ] = 3.0,
     max_queue: Annotated[int, typer.Option(min=1, help="Most requests waiting; more are answered 503.")] = 1024,
     max_body: Annotated[int, typer.Option(min=1, help="Largest request in bytes.")] = 16 * 2**20,
     max_values: Annotated[int, typer.Option(min=1, help="Most numbers in one request.")] = 2**20,

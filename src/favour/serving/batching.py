@@ -34,8 +34,8 @@ from favour.serving.limits import Overloaded
 Arrays = Sequence[npt.NDArray]
 Answer = Mapping[str, npt.NDArray]
 FIRST = 32  # rows of a piece before any call was timed
-ROOMY = 1.5  # times as long as a call of a row or two may a call be at least
-SHARE = 2.0  # seconds of short requests' calls for each second of long ones', while both wait
+ROOMY = 1.25  # times as long as a call of a row or two may a call be at least
+SHARE = 3.0  # seconds of short requests' calls for each second of long ones', while both wait
 RELAXED, ALONE = 4.0, 1.0
 
 
@@ -141,7 +141,7 @@ class Batcher:
         max_wait: float = 0.002,
         max_queue: int = 1024,
         observe: Callable[[int, int], None] | None = None,
-        max_call: float = 0.005,
+        max_call: float = 0.003,
     ) -> None:
         self._run_model, self._batched = run, list(batched)
         self.max_rows, self.max_wait, self.max_queue = max_rows, max_wait, max_queue

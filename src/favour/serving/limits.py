@@ -37,7 +37,7 @@ class Limits:
 
     max_batch: int = 256
     max_wait_ms: float = 2.0
-    max_call_ms: float = 5.0
+    max_call_ms: float = 3.0
     max_queue: int = 1024
     max_body: int = 16 * 2**20
     timeout: float = 30.0
