@@ -215,8 +215,9 @@ def test_port_that_is_taken_is_told():
 
 
 def batching(conversation, run=None, batched=(True,), **options):
-    """Run an async function with a batcher; returns its result and the sizes of the calls."""
+    """Run an async function with a batcher; returns its result and the sizes of the calls, which no clock decides."""
     calls = []
+    options.setdefault("max_call", 60.0)
 
     def double(arrays):
         calls.append(len(arrays[0]))
