@@ -396,3 +396,22 @@ def test_what_watches_a_model_does_not_keep_it_alive():
     del model
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("change", ["double", "half", "one", "shape"])
+def test_tensors_of_another_type_or_shape_are_refused(change):
+    """They are the same objects with other data: nothing but their type shows it."""
+    model = make_net()
+    predict = favour.compile(model, X)
+    weight = model[3].weight
+    {
+        "double": model.double,
+        "half": model.half,
+        "one": lambda: setattr(weight, "data", weight.data.double()),
+        "shape": lambda: setattr(weight, "data", torch.ones(31, 32)),
+    }[change]()
+    with pytest.raises(StalePredictor, match="was torch.float32"):
+        predict(X)
+    if change != "shape":
+        with pytest.raises(StalePredictor, match="Compile the model again"):
+            predict.refresh()

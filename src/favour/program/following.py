@@ -53,8 +53,11 @@ class Link:
                 f"{path}.{name}" if path else name: name for name, _ in module.named_parameters(recurse=False)
             }
             self._spreads |= {name: (module, local) for name, local in parameters.items() if name not in self._owners}
+        self._kinds: dict[str, tuple[torch.dtype, torch.Size]] = {}
         for name, (owner, attribute) in self._owners.items():
-            store.put(name, getattr(owner, attribute))
+            tensor = getattr(owner, attribute)
+            store.put(name, tensor)
+            self._kinds[name] = (tensor.dtype, tensor.shape)
         for name, tensor in graph.constants.items():
             store.put(f"constant.{name}", tensor)
 
@@ -73,10 +76,23 @@ class Link:
             tensor = getattr(owner, attribute, None)
             if not isinstance(tensor, Tensor):
                 raise StalePredictor(f"the model has no tensor `{name}` any more; {_AGAIN}")
+            if (tensor.dtype, tensor.shape) != self._kinds[name]:
+                was, now = (f"{d}, {tuple(s)}" for d, s in (self._kinds[name], (tensor.dtype, tensor.shape)))
+                raise StalePredictor(f"`{name}` was {was}, and is {now}. {_AGAIN}")
             if tensor is not store.take(name):
                 store.put(name, tensor)
             tensors[name] = tensor
         return tensors | {name: getattr(owner, attribute) for name, (owner, attribute) in self._spreads.items()}
+
+    def check_types(self) -> None:
+        """Raise where a tensor has another type, so that the example has the wrong one."""
+        for name, (owner, attribute) in self._owners.items():
+            tensor, was = getattr(owner, attribute, None), self._kinds[name][0]
+            if isinstance(tensor, Tensor) and tensor.dtype != was:
+                raise StalePredictor(
+                    f"`{name}` was {was}, and is {tensor.dtype}: inputs are of another type than the example was. "
+                    "Compile the model again, with one that fits."
+                )
 
 
 class Watch:

@@ -271,6 +271,8 @@ class Program:
         self.forget()
         origin = self.origin
         if origin is not None:
+            if self.link is not None:
+                self.link.check_types()
             graph = origin.graph()
             self.explicit.validate(named_tensors(origin.model))
             origin.structure = Structure(origin.model)
