@@ -1,11 +1,13 @@
 """Beliefs about random networks against samples: how many are good, fair, bad, and bad without a word.
 
-Every seed is a network of the grammar in `tests/fuzz/architectures.py`, compiled as a user would, self-check included.
-Its belief is compared with draws by torch alone: the error of the mean in standard deviations and the relative error of
+Every seed is a network of the grammar in `tests/fuzz/architectures.py`, or with `--grammar families` of the hard
+families in `tests/fuzz/families.py` (maxima, norms, second order), compiled as a user would, self-check included. Its
+belief is compared with draws by torch alone: the error of the mean in standard deviations and the relative error of
 the covariance, the draws' own error taken off. Good is at most .15 in both, bad more than .3 in either, fair between;
 *silently bad* is bad where `favour.compile` did not warn (`UntrustedBelief`).
 
-    python benchmarks/campaigns/beliefs.py [--seeds 2000 2300] [--draws 4000] [--jobs 1] [--name beliefs] [--rows FILE]
+    python benchmarks/campaigns/beliefs.py [--seeds 2000 2300] [--draws 4000] [--jobs 1] [--name beliefs]
+        [--grammar architectures] [--rows FILE]
 
 writes results/campaigns/NAME.json: counts, shares by word of the grammar, and every network that is not good. With
 `--rows` what is done is kept there, line by line, and not done again.
@@ -30,7 +32,8 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent / "tests")]
 
 from common import write  # noqa: E402
-from fuzz.architectures import draws, network  # noqa: E402
+from fuzz import architectures, families  # noqa: E402
+from fuzz.architectures import draws  # noqa: E402
 
 import favour  # noqa: E402
 from favour.inspect.agreement import Tally  # noqa: E402
@@ -39,10 +42,13 @@ CHUNK = 500
 GOOD, BAD = 0.15, 0.3
 
 
-def trial(seed: int, reference: int) -> dict[str, Any]:
+GRAMMARS = {"architectures": architectures.network, "families": families.network}
+
+
+def trial(grammar: str, seed: int, reference: int) -> dict[str, Any]:
     """One network."""
     torch.set_num_threads(1)
-    made = network(seed)
+    made = GRAMMARS[grammar](seed)
     row: dict[str, Any] = {"seed": seed, "family": made.family, "words": made.words}
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -90,6 +96,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs=2, default=(2000, 2300), metavar=("FIRST", "END"))
     parser.add_argument("--draws", type=int, default=4000)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--grammar", choices=GRAMMARS, default="architectures")
     parser.add_argument("--name", default="beliefs")
     parser.add_argument("--rows", type=Path)
     given = parser.parse_args()
@@ -98,7 +105,7 @@ def main() -> None:
         rows = [json.loads(line) for line in given.rows.read_text().splitlines()]
     left = sorted(set(range(*given.seeds)) - {row["seed"] for row in rows})
     with ProcessPoolExecutor(given.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting = [pool.submit(trial, seed, given.draws) for seed in left]
+        waiting = [pool.submit(trial, given.grammar, seed, given.draws) for seed in left]
         for done in as_completed(waiting):
             rows.append(done.result())
             if given.rows:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from fuzz.architectures import draws, network
 from fuzz.contract import broken_rules, violations
+from fuzz.families import KINDS, relative
 from fuzz.probes import Ordinary, name, probes
 from hostile import first_of_each
 
@@ -102,3 +103,23 @@ def test_draws_are_the_models_own():
         slow = torch.stack([made.model(made.example) for _ in range(2000)])
     error = ((z.mean(0) - slow.mean(0)) / (z.var(0) / 1000).sqrt().clamp(min=1e-12)).abs()
     assert error.max() < 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_families_are_networks(kind):
+    """What `benchmarks/campaigns/beliefs.py --grammar families` measures: noisy, finite, functions of the seed."""
+    made, again = relative(kind, 3), relative(kind, 3)
+    z = draws(made.model, made.example, 2, 0)
+    assert torch.isfinite(z).all() and not torch.equal(z[0], z[1])
+    assert torch.equal(made.example, again.example) and made.words == again.words
+    assert all(torch.equal(a, b) for a, b in zip(made.model.parameters(), again.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["max_pointwise", "norm_groups", "second_norm"])
+def test_families_hold(kind):
+    made = relative(kind, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", favour.FavourWarning)
+        predict = favour.compile(made.model, made.example, check=False)
+    broken = violations(predict, made.example) + broken_rules(predict, made.example)
+    assert not broken, f"{kind} ({', '.join(made.words)}): {'; '.join(broken)}"
