@@ -25,7 +25,7 @@ from favour.methods.adjoint import Adjoint
 from favour.methods.cost import forward_pass, output_entries, outputs, uncertain_share
 from favour.methods.dplr import DPLR
 from favour.methods.method import Bound, Method, Numerics, register
-from favour.methods.pooled import Pooled
+from favour.methods.pooled import Pooled, grouping
 from favour.passes.plan.steps import Plan
 
 # `auto` goes through all outputs while that is predicted to cost at most this many forward passes.
@@ -122,7 +122,8 @@ class Auto(Method):
     def _drawn(self, plan: Plan) -> Pooled:
         """As many draws as the budget leaves behind their sweep."""
         left = (DRAWN[self.effort] - Pooled(0).cost(plan)) / max(uncertain_share(plan), 1e-3)
-        return Pooled(max(FEWEST, min(MOST, int(left))))
+        most = max(FEWEST, min(MOST, int(left)))
+        return Pooled(next(n for n in range(most, 0, -1) if grouping(n) < n or n == FEWEST))
 
     def _swept(self, plan: Plan, directions: int | Tensor | None, shift: bool = False) -> Adjoint:
         method = self._reverse(directions, shift, False)
