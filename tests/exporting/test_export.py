@@ -16,7 +16,15 @@ from typer.testing import CliRunner
 
 import favour
 import favour.cli
-from favour.errors import CorruptFile, FavourError, InvalidType, InvalidValue, ShapeMismatch, UnsupportedOperation
+from favour.errors import (
+    CorruptFile,
+    FavourError,
+    InvalidType,
+    InvalidValue,
+    ReducedCovariance,
+    ShapeMismatch,
+    UnsupportedOperation,
+)
 from favour.exporting import archive, exported, plain
 from favour.nn import BayesLinear
 
@@ -628,3 +636,22 @@ def test_a_classifier_with_fewer_hidden_units_than_classes_is_exported(tmp_path,
     torch.testing.assert_close(
         torch.from_numpy(model(x)["probabilities"]), predict.probabilities(x).detach(), rtol=1e-4, atol=1e-5
     )
+
+
+def test_pictures_leave_without_their_draws_and_say_so(tmp_path):
+    """A graph has no random numbers: the sweep of variances is written, with a warning; draws by hand are refused."""
+    net = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Dropout(0.2), nn.Conv2d(8, 2, 3, padding=1)
+    ).double()
+    x = torch.randn(2, 1, 48, 48, dtype=torch.float64)
+    predict = favour.compile(net, x)
+    assert predict.method.name == "pooled"
+    with pytest.warns(ReducedCovariance, match=r"method='diag'"):
+        model = favour.load_exported(favour.export(predict, tmp_path / "net.pt2"))
+    with torch.no_grad():
+        want = favour.compile(net, x, method="diag")(x)
+    have = model(x)
+    np.testing.assert_allclose(have["mean"], want.mean, rtol=1e-9)
+    np.testing.assert_allclose(have["variance"], want.variance, rtol=1e-9)
+    with pytest.raises(UnsupportedOperation, match="random numbers"):
+        favour.export(favour.compile(net, x, method="pooled"), tmp_path / "other.pt2")

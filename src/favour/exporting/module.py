@@ -10,6 +10,7 @@ random numbers in it: MC dropout needs a generator in the runtime, n passes, and
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from favour.belief.confidence import check_level
 from favour.classify import classes, predictive, scores
 from favour.classify.calibration import Calibrated
 from favour.classify.simplex import as_given
-from favour.errors import InvalidType, InvalidValue, UnknownName, UnsupportedOperation
+from favour.errors import InvalidType, InvalidValue, ReducedCovariance, UnknownName, UnsupportedOperation
 from favour.exporting.exported import Port
 from favour.graph.node import Node
 from favour.passes.normalise.ending import Ending, ending
@@ -241,14 +242,25 @@ def private(predict: Predictor | Calibrated) -> Predictor | Calibrated:
             f"`export` takes a predictor of `favour.compile`, `favour.load` or `favour.calibrate`, got "
             f"{type(predict).__name__}."
         )
-    if not predict.method.fixed:
+    method = predict.program.asked.written(predict.plain_plan)
+    if not method.fixed:
         raise UnsupportedOperation(
-            f"method={predict.method.name!r} makes random numbers, of which an exported graph has none; compile with "
-            "method='adjoint', or with many outputs method='dplr', and export that."
+            f"method={method.name!r} makes random numbers, of which an exported graph has none; compile with "
+            "method='adjoint', or with many outputs method='diag' or 'dplr', and export that."
+        )
+    if method.name != predict.method.name:
+        warnings.warn(
+            f"this predictor corrects a sweep of variances by draws (method={predict.method.name!r}), of which an "
+            f"exported graph has none: the file holds method={method.name!r}, whose variances are further off, and no "
+            "correlations. `favour.check` of a predictor compiled with that method says how far; method='dplr' "
+            "or 'adjoint' keep correlations.",
+            ReducedCovariance,
+            stacklevel=3,
         )
     graph = guarded(predict.graph, find_lookups(predict.graph))
     numerics = replace(predict.numerics, memory=None)
-    return Predictor(predict.program.clone(device="cpu", outputs=graph, numerics=numerics))
+    kept = None if method.name == predict.method.name else method
+    return Predictor(predict.program.clone(device="cpu", outputs=graph, numerics=numerics, method=kept))
 
 
 def choose(

@@ -23,6 +23,7 @@ from torch import Tensor
 from favour.errors import InvalidType, InvalidValue
 from favour.methods.adjoint import Adjoint
 from favour.methods.cost import forward_pass, output_entries, outputs, uncertain_share
+from favour.methods.diag import Diag
 from favour.methods.dplr import DPLR
 from favour.methods.method import Bound, Method, Numerics, register
 from favour.methods.pooled import Pooled, grouping
@@ -118,6 +119,11 @@ class Auto(Method):
         if compressed.asked() == DPLR().asked() and any(o.shape is not None and len(o.shape) > 2 for o in uncertain):
             return self._drawn(plan)
         return compressed
+
+    def written(self, plan: Plan) -> Method:
+        """The sweep of variances alone, where it takes draws to correct one."""
+        chosen = self.choose(plan)
+        return chosen if chosen.fixed else Diag()
 
     def _drawn(self, plan: Plan) -> Pooled:
         """As many draws as the budget leaves behind their sweep."""

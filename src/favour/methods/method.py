@@ -131,6 +131,10 @@ class Method(ABC):
         """The method that does the work: itself, for all but `auto`."""
         return self
 
+    def written(self, plan: Plan) -> Method:
+        """What a file takes that can draw no random numbers: itself where it draws none, and else refused there."""
+        return self.choose(plan)
+
     def over(self, outputs: Literal["joint", "logits", "classes"]) -> Method:
         """The same for other outputs of the network.
 
