@@ -410,7 +410,7 @@ def test_tensors_of_another_type_or_shape_are_refused(change):
         "one": lambda: setattr(weight, "data", weight.data.double()),
         "shape": lambda: setattr(weight, "data", torch.ones(31, 32)),
     }[change]()
-    with pytest.raises(StalePredictor, match="was torch.float32"):
+    with pytest.raises(StalePredictor, match=r"was torch\.float32"):
         predict(X)
     if change != "shape":
         with pytest.raises(StalePredictor, match="Compile the model again"):

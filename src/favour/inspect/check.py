@@ -65,8 +65,8 @@ class Check:
     """What `favour.check` found. Print it, or read its fields.
 
     Attributes:
-        verdict: One of `"trust it"`, `"trust the ranking only"`, `"use more rank"`, `"don't"`, where `n` is too small to
-            tell `"take more draws"` and, where nothing is uncertain, `"nothing to trust"`.
+        verdict: One of `"trust it"`, `"trust the ranking only"`, `"use more rank"`, `"don't"`, where `n` is too small
+            to tell `"take more draws"` and, where nothing is uncertain, `"nothing to trust"`.
         reason: Why, in a sentence.
         n: Number of draws.
         mean, stddev: The belief's, (B, *event).
