@@ -4,11 +4,11 @@
 beliefs, as `favour.check` does. It takes about as long as compiling did at most: with a network that is dear to sample
 there are fewer inputs, then fewer draws, and below `FEWEST` nothing is said. Where the draws that there was time for
 would not have shown an error of `BAD` (an error, two of its standard errors added), they are too few to tell, and the
-belief counts as not checked. A belief is called untrusted where an error is larger than `LARGE` and, two of its standard errors taken off, larger than `SMALL`: means in standard
-deviations, covariances in the Frobenius norm relative to the larger of the two; or where the logarithm of predicted
-over sampled variance is, 2.5 standard errors taken off, beyond ±`SMALL` (with heavy tails this is seen first, since a
-logarithm has a standard error that is worth something). `benchmarks/selfcheck.py` measures how many bad beliefs are
-found so, and how many good ones are suspected.
+belief counts as not checked. A belief is called untrusted where an error is larger than `LARGE` and, two of its
+standard errors taken off, larger than `SMALL`: means in standard deviations, covariances in the Frobenius norm
+relative to the larger of the two; or where the logarithm of predicted over sampled variance is, 2.5 standard errors
+taken off, beyond ±`SMALL` (with heavy tails this is seen first, since a logarithm has a standard error that is worth
+something). `benchmarks/selfcheck.py` measures how many bad beliefs are found so, and how many good ones are suspected.
 """
 
 from __future__ import annotations
