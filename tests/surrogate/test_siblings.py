@@ -12,7 +12,7 @@ import favour
 from favour.surrogate import Surrogate, Unavailable, identity, scaling
 from favour.surrogate.attending import Scores, met
 from favour.surrogate.matrices import Matrix, passing
-from favour.surrogate.siblings import Siblings, between, paths_of
+from favour.surrogate.siblings import Siblings, covariance_at, meeting, paths_of
 from favour.surrogate.value import Value
 
 
@@ -20,6 +20,12 @@ def origin(*shape):
     z = Value(randn(*shape), rand(shape))
     Siblings.origin(z)
     return z
+
+
+def between(x, y, G, H):
+    """Cov((Gx)_i, (Hy)_i), as far as is known."""
+    common = meeting(x, y, G, H)
+    return covariance_at(*common) if isinstance(common, tuple) else common
 
 
 def made(z, *maps):

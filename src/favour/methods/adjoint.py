@@ -23,7 +23,7 @@ from torch import Tensor
 from favour.belief.covariance import Dense
 from favour.errors import InvalidType, InvalidValue
 from favour.methods.cost import output_entries, sweep_and_columns, uncertain_share, uncertain_sizes
-from favour.methods.diag import VARIANCES
+from favour.methods.diag import carried_in
 from favour.methods.directions import directional
 from favour.methods.dplr import Compressed, check_compression
 from favour.methods.forward import DiagonalOnly, Representation, Sweep, forward
@@ -221,7 +221,7 @@ class Adjoint(ReverseSweep):
             start = start_of(self.start, bound.starts, bound.numerics.seed)
             return Compressed(self.rank, self.iterations, start, self.weight_rank, 0)
         # And cumulants, where something is made of them.
-        kinds: list[type[Carried]] = [*VARIANCES]
+        kinds: list[type[Carried]] = [*carried_in(bound.plan)]
         if self.pairs:
             kinds.append(Cumulants)
         elif self.takes_secants:

@@ -21,9 +21,24 @@ from favour.surrogate import Carried
 from favour.surrogate.attending import Scores
 from favour.surrogate.channels import ChannelCovariance
 from favour.surrogate.siblings import Siblings
+from favour.surrogate.tokens import TokenColumns
 
 # What a sweep of variances carries beside them.
 VARIANCES: tuple[type[Carried], ...] = (ChannelCovariance, Siblings, Scores)
+
+
+def carried_in(plan: Plan) -> tuple[type[Carried], ...]:
+    """The same, and columns for every token where a softmax inside the network weighs tokens."""
+    return (TokenColumns, *VARIANCES) if attends(plan) else VARIANCES
+
+
+def attends(plan: Plan) -> bool:
+    """Whether attention, or another softmax along one of several axes, lies behind the first noise."""
+    for step in plan.steps:
+        link, shape = step.node.traits.link, step.node.shape
+        if step.uncertain and link is not None and link.joint and not step.output and shape and len(shape) > 2:
+            return True
+    return False
 
 
 @register
@@ -35,7 +50,7 @@ class Diag(Method):
     partial = True
 
     def run(self, bound: Bound) -> list[Any]:
-        return beliefs(bound, forward(bound, DiagonalOnly(*VARIANCES)))
+        return beliefs(bound, forward(bound, DiagonalOnly(*carried_in(bound.plan))))
 
     def held(self) -> str:
         return (

@@ -35,7 +35,8 @@ from favour.surrogate import (
     Unavailable,
 )
 from favour.surrogate.carried import find
-from favour.surrogate.siblings import Siblings, between
+from favour.surrogate.siblings import Siblings, meeting
+from favour.surrogate.tokens import shared_variance
 from favour.surrogate.value import Context, Value, Weight
 
 Blocks = dict[Hashable, Tensor]
@@ -246,9 +247,9 @@ class DiagonalOnly(Representation):
         if Siblings not in self.kinds:
             return total
         for (x, G), (y, H) in itertools.combinations(surrogate.maps, 2):
-            shared = between(x, y, G, H)
+            shared = meeting(x, y, G, H)
             if isinstance(shared, Unavailable):
                 sweep.note(step, f"covariance of its arguments: {shared.reason}")
             elif shared is not None:
-                total = (total + 2 * shared).clamp_min(0)
+                total = (total + 2 * shared_variance(*shared, (x, G), (y, H))).clamp_min(0)
         return total

@@ -115,6 +115,14 @@ def _second_order(p: Tensor, v: Tensor, axis: int) -> Tensor:
     return (0.5 * p.square() * total).clamp_min(0)
 
 
+def _row(x: Value, scores: Scores) -> Value:
+    """Scores with the column that the draws of a row's query make."""
+    if scores.common is None or x.blocks:
+        return x
+    column = scores.common * scores.factor
+    return Value(x.mean, (x.variance - column.square()).clamp_min(0), {"query": column.unsqueeze(0)})
+
+
 @rule(
     aten.softmax.int,
     aten._softmax.default,
@@ -129,6 +137,9 @@ def softmax(ctx: Context, x: Value, dim: int, half_to_float: Argument = None, *,
         raise UnsupportedOperation(
             f"a softmax at {ctx.place} converts from {x.mean.dtype} to {dtype}; convert with `.to` before it."
         )
+    argument, scores = x, x.known(Scores)
+    if scores is not None and axis == x.mean.ndim - 1:
+        x = _row(x, scores)
     v = x.variance
     m = _expected(x, axis)
     D = m if x.diag is None else m / (1 + m * x.diag)
@@ -154,7 +165,6 @@ def softmax(ctx: Context, x: Value, dim: int, half_to_float: Argument = None, *,
     curved = _second_order(m, v / (1 + m * v), axis)
     noise = torch.minimum(curved, (most - carried).clamp_min(0))
     label = f"{ctx.module or 'model'} (softmax)"
-    scores = x.known(Scores)
     weight_scores: list[Carried] = [replace(scores, weights=True)] if scores is not None and axis == m.ndim - 1 else []
 
     def hessian(g: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
@@ -163,7 +173,7 @@ def softmax(ctx: Context, x: Value, dim: int, half_to_float: Argument = None, *,
         return gm - along, [(-2 * gm, m), (2 * along, m)]
 
     second = GroupedSecond(hessian, m.shape, m.shape, axis - m.ndim)
-    return Surrogate(m, [(x, G)], [DiagonalNoise(noise, label)], second, weight_scores)
+    return Surrogate(m, [(argument, G)], [DiagonalNoise(noise, label)], second, weight_scores)
 
 
 @rule(

@@ -58,6 +58,7 @@ from favour.surrogate.curvature import GroupedSecond
 from favour.surrogate.jacobian import DiagonalPlusLowRank
 from favour.surrogate.linear_map import Factor
 from favour.surrogate.residual import Explained
+from favour.surrogate.tokens import token_columns
 from favour.surrogate.value import Context, Value
 
 aten = torch.ops.aten
@@ -118,6 +119,14 @@ def batch_norm(
     return Surrogate(mean, [(x, scaling(scale))])
 
 
+def _with_columns(x: Value, grouped: Sequence[int]) -> Value:
+    """What is known of each token's covariance as columns, where a group is a token."""
+    known = token_columns(x)
+    if known is None or x.blocks or tuple(grouped) != tuple(x.shape):
+        return x
+    return Value(x.mean, known.rest(x.variance), dict(known.blocks), carried=x.carried)
+
+
 def normalise(
     ctx: Context,
     x: Value,
@@ -129,12 +138,14 @@ def normalise(
     centred: bool = True,
 ) -> Surrogate:
     """x in groups along the last axis of the shape `grouped`, each divided by its spread; then w∘ + b in x's shape."""
+    argument, x = x, _with_columns(x, grouped)
     shape, n = x.mean.shape, grouped[-1]
     k = 1.0 if centred else 0.0
     mu = x.mean.reshape(grouped)
     c = mu - mu.mean(-1, keepdim=True) if centred else mu
     v = x.variance.reshape(grouped)
     extra, kappa = spread_of(x, grouped, c, centred)
+    scatter, cross = n * extra.clamp_min(0), (c * kappa).sum(-1, keepdim=True)  # tr(CΣC), cᵀΣc
     s2 = c.square().mean(-1, keepdim=True) + extra.clamp_min(0) + eps
     s = s2.sqrt()
     hat = c / s
@@ -161,8 +172,8 @@ def normalise(
     noise = 0.25 * (v * inverse) * relative
     common = 0.5 * hat * (second_order.sqrt() * inverse)  # one draw for the whole group
     # Σ_i Var y_i by the terms above, and by what Σ_i E[y_i²] = n E[V/(V + ε)] leaves beside the mean.
-    power, along = hat.square().sum(-1, keepdim=True), (hat.square() * v).sum(-1, keepdim=True)
-    carried = v.sum(-1, keepdim=True) * (1 - k / n) - along * (2 / n - power / n**2)
+    power = hat.square().sum(-1, keepdim=True)
+    carried = scatter - cross * inverse * (2 / n - power / n**2)
     carried = gain.square() * (carried * inverse) + noise.sum(-1, keepdim=True) + common.square().sum(-1, keepdim=True)
     carried = carried + 0.25 * power * (explained * inverse * inverse)
     shrink = _at_most(carried, room).sqrt()
@@ -184,7 +195,7 @@ def normalise(
         bent = (0.25 * (hat * shrink).square() * (explained * inverse * inverse)).reshape(shape)
         noises.append(Explained(bent if weight is None else bent * weight.square(), label))
     second = _bend(hat, tilt * inverse / n, weight, shape, grouped, k)
-    return Surrogate(mean if bias is None else mean + bias, [(x, G)], noises, second)
+    return Surrogate(mean if bias is None else mean + bias, [(argument, G)], noises, second)
 
 
 def _at_most(size: Tensor, limit: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,6 +53,7 @@ from favour.surrogate import (
 from favour.surrogate.attending import met, scores_of
 from favour.surrogate.matrices import FOLD, Contraction
 from favour.surrogate.siblings import Origin, covariance_at, meeting
+from favour.surrogate.tokens import attended
 from favour.surrogate.value import Context, Value, Weight, mean_of
 
 aten = torch.ops.aten
@@ -232,10 +234,19 @@ def bilinear(ctx: Context, a: Argument, b: Argument, ia: str, ib: str, io: str) 
             noises += _contracted(a, b, ia, ib, io, _label(ctx))
             row, inner, column = ia[-2:-1], ia[-1:], ib[-1:]
             if ib[-2:-1] == inner and io[-2:] == row + column and len(ia) == len(ib) > 2:  # tokens with tokens
-                shared = met(a, b)
-                mean = mean if shared is None else mean + shared
-                return Surrogate(mean, maps, noises, carried=scores_of(a, b))
+                return _attention(Surrogate(mean, maps, noises), a, b)
     return Surrogate(mean, maps, noises)
+
+
+def _attention(made: Surrogate, a: Value, b: Value) -> Surrogate:
+    """A product of tokens with tokens, which may be queries with keys or attention weights with values."""
+    shared = met(a, b)
+    if shared is not None:
+        return replace(made, mean=made.mean + shared, carried=[attended(a, b)])
+    variance, carried = scores_of(a, b)
+    if variance is not None:
+        variance = sum([noise.diag() for noise in made.noises], variance)
+    return replace(made, carried=carried, variance=variance)
 
 
 def _contracted(a: Value, b: Value, ia: str, ib: str, io: str, label: str) -> list[Noise]:

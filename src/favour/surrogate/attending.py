@@ -6,8 +6,19 @@ tokens that vary independently of each other, and Σ_j = Cov z_j,
 
     E[Σ_j δs_ij δv_j] = c·V [Σ_j s_ij(1 − s_ij) Σ_j] Kᵀμ_q,i + c·s_ii V Σ_i Qᵀ(μ_k,i − Σ_j s_ij μ_k,j).
 
-The second term is a token's own query, and is there where queries are made of the same z. For Σ_j = diag λ_j the first
-is c·V(Kᵀμ_q,i ∘ Σ_j s_ij(1 − s_ij)λ_j): for each token two products with a weight, and for each head one of s with λ.
+The second term is a token's own query, and is there where queries are made of the same z. With Σ_j = diag λ_j +
+Σ_p u_jp u_jpᵀ (`favour.surrogate.tokens`) the part of λ in the first is c·V(Kᵀμ_q,i ∘ Σ_j s_ij(1 − s_ij)λ_j), for each
+token two products with a weight and for each head one of s with λ; that of a column c·Σ_j s_ij(1 − s_ij)
+(μ_q,i·Ku_jp) Vu_jp.
+
+**Scores** know their variances from the tokens too. Entries of a key vary together, whatever those of z do, and so do
+those of a query:
+
+    Var(q_i·k_j) = (Kᵀμ_q,i)ᵀ Σ_j (Kᵀμ_q,i) + (Qᵀμ_k,j)ᵀ Σ_i (Qᵀμ_k,j) + the variance of δq_i·δk_j.
+
+The variances of q and k alone make it a fifth of that in a trained encoder. The part of keys is independent from score
+to score of a row; that of the query is not, and most of it is what all scores of a row share, which a softmax does not
+see: with k̄ the mean of the keys, its column is b_ij = (Qᵀμ_k,j)ᵀ Σ_i (Qᵀk̄)/√((Qᵀk̄)ᵀ Σ_i (Qᵀk̄)).
 
 `Scores` is what is carried from q kᵀ to the weights: masks, scales and dropout on the way change nothing of it.
 """
@@ -25,8 +36,9 @@ from torch import Tensor
 from favour.surrogate.carried import Carried, find
 from favour.surrogate.linear_map import Identity, LinearMap, Scaling, Unavailable
 from favour.surrogate.matrices import Matrix
-from favour.surrogate.siblings import Path, paths_of
+from favour.surrogate.siblings import Origin, Path, paths_of
 from favour.surrogate.structural import Structural
+from favour.surrogate.tokens import TokenColumns
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +50,7 @@ class Scores(Carried):
         key: μ_k transposed, (batch, *heads, width, tokens).
         queries, keys: Where q and k come from.
         factor: c.
+        common: b, (batch, *heads, tokens, tokens), before c.
         weights: The softmax has been taken.
     """
 
@@ -46,6 +59,7 @@ class Scores(Carried):
     queries: tuple[Path, ...]
     keys: tuple[Path, ...]
     factor: float = 1.0
+    common: Tensor | None = None
     weights: bool = False
 
     title = "covariances of attention weights and values"
@@ -66,26 +80,83 @@ class Scores(Carried):
         return None
 
 
-def scores_of(q: Any, k: Any) -> list[Carried]:
-    """What is known of the product of queries and transposed keys, two values."""
+@dataclass(frozen=True, eq=False)
+class Made:
+    """Vectors of every token made of tokens z.
+
+    Attributes:
+        weight: By this matrix, (width of z, heads, width).
+        rest: λ, (batch, tokens, width of z).
+        columns: u, (rank, batch, 1, tokens, width of z), or None.
+    """
+
+    weight: Tensor
+    rest: Tensor
+    columns: Tensor | None
+
+    @classmethod
+    def by(cls, weight: Tensor, origin: Origin) -> Made:
+        known = find(origin.carried, TokenColumns)
+        if known is None:
+            return cls(weight, origin.variance, None)
+        return cls(weight, known.rest(origin.variance), known.columns.unsqueeze(2))
+
+    def directions(self, a: Tensor) -> Tensor:
+        """Wᵀa, (batch, heads, n, width) to (batch, heads, n, width of z)."""
+        return torch.einsum("bhie,dhe->bhid", a, self.weight)
+
+    def covariance(self, a: Tensor, b: Tensor) -> Tensor:
+        """aᵀ Σ_t b for directions a, b of z that broadcast, for all tokens t: (batch, heads, n, tokens)."""
+        total = (a * b) @ self.rest.unsqueeze(1).mT
+        if self.columns is not None:
+            total = total + ((a @ self.columns.mT) * (b @ self.columns.mT)).sum(0)
+        return total
+
+    def moved(self) -> Tensor:
+        """Wu, (rank, batch, heads, tokens, width)."""
+        assert self.columns is not None
+        return torch.einsum("pbtd,dhe->pbhte", self.columns.squeeze(2), self.weight)
+
+
+def scores_of(q: Any, k: Any) -> tuple[Tensor | None, list[Carried]]:
+    """First-order variances of the product of queries and transposed keys, two values, and what is known of it."""
     queries, keys = paths_of(q), paths_of(k)
-    return [Scores(q.mean, k.mean, queries, keys)] if keys else []
+    if not keys:
+        return None, []
+    variance = common = None
+    by_key, by_query = _made(keys, -1), _made(queries, -2)
+    if by_key is not None and by_query is not None:
+        along = by_key.directions(_heads(q.mean))
+        across = by_query.directions(_heads(k.mean.mT))
+        level = across.mean(-2, keepdim=True)
+        shape = (*q.mean.shape[:-1], k.mean.shape[-1])
+        variance = (by_key.covariance(along, along) + by_query.covariance(across, across).mT).reshape(shape)
+        shared, size = by_query.covariance(across, level).mT, by_query.covariance(level, level).mT
+        positive = size > 0
+        common = torch.where(positive, shared * torch.where(positive, size, 1.0).rsqrt(), 0.0).reshape(shape)
+    return variance, [Scores(q.mean, k.mean, queries, keys, common=common)]
+
+
+def _heads(t: Tensor) -> Tensor:
+    """(batch, *heads, n, width) with one axis of heads."""
+    return t.flatten(1, -3) if t.ndim > 3 else t.unsqueeze(1)
+
+
+def _made(paths: Sequence[Path], at: int) -> Made | None:
+    for path in reversed(paths):
+        weight = token_weight(path, at)
+        if isinstance(weight, Tensor):
+            return Made.by(weight, path.origin)
+    return None
 
 
 @dataclass(frozen=True, eq=False)
 class Partners:
-    """The weights that make keys, values and queries of tokens z, each (width of z, heads, width).
+    """Keys and values, and queries where they are too, made of the same tokens z."""
 
-    Attributes:
-        variance: λ, (batch, tokens, width of z).
-        K, V: Of keys and values.
-        Q: Of queries, where they are made of z.
-    """
-
-    variance: Tensor
-    K: Tensor
-    V: Tensor
-    Q: Tensor | None
+    keys: Made
+    values: Made
+    queries: Made | None
 
 
 def partners_of(scores: Scores, v: Any) -> Partners | Unavailable | None:
@@ -99,7 +170,8 @@ def partners_of(scores: Scores, v: Any) -> Partners | Unavailable | None:
         K, V = token_weight(key, -1), token_weight(path, -2)
         Q = None if query is None else token_weight(query, -2)
         if not (isinstance(K, Unavailable) or isinstance(V, Unavailable) or isinstance(Q, Unavailable)):
-            return Partners(path.origin.variance, K, V, Q)
+            made = [Made.by(W, path.origin) for W in (K, V)]
+            return Partners(*made, None if Q is None else Made.by(Q, path.origin))
         refused = refused or next((one for one in (K, V, Q) if isinstance(one, Unavailable)), None)
     return refused
 
@@ -172,12 +244,18 @@ def met(weights: Any, v: Any) -> Tensor | None:
     with_z = partners_of(scores, v)
     if not isinstance(with_z, Partners):
         return None
-    s, q, k = (t.flatten(1, -3) if t.ndim > 3 else t.unsqueeze(1) for t in (weights.mean, scores.query, scores.key.mT))
-    lam = with_z.variance
-    along = torch.einsum("bhie,dhe->bhid", q, with_z.K)
-    total = along * torch.einsum("bhij,bjd->bhid", s * (1 - s), lam)
-    if with_z.Q is not None and s.shape[-1] == s.shape[-2]:
-        diagonal = s.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
-        total = total + diagonal * lam.unsqueeze(1) * torch.einsum("bhie,dhe->bhid", k - s @ k, with_z.Q)
-    covariance = torch.einsum("bhid,dhf->bhif", total, with_z.V) * scores.factor
-    return covariance.reshape(*weights.mean.shape[:-1], v.mean.shape[-1])
+    s, q, k = (_heads(t) for t in (weights.mean, scores.query, scores.key.mT))
+    keys, values, queries = with_z.keys, with_z.values, with_z.queries
+    rest = keys.rest
+    total = keys.directions(q) * torch.einsum("bhij,bjd->bhid", s * (1 - s), rest)
+    own = queries is not None and s.shape[-1] == s.shape[-2]
+    diagonal, apart = s.diagonal(dim1=-2, dim2=-1).unsqueeze(-1), k - s @ k if own else k
+    if queries is not None and own:
+        total = total + diagonal * rest.unsqueeze(1) * queries.directions(apart)
+    covariance = torch.einsum("bhid,dhf->bhif", total, values.weight)
+    if keys.columns is not None:
+        moved = values.moved()
+        covariance = covariance + ((s * (1 - s) * (q @ keys.moved().mT)) @ moved).sum(0)
+        if queries is not None and own:
+            covariance = covariance + (diagonal * (queries.moved() * apart).sum(-1, keepdim=True) * moved).sum(0)
+    return (covariance * scores.factor).reshape(*weights.mean.shape[:-1], v.mean.shape[-1])

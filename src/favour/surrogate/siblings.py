@@ -39,10 +39,12 @@ class Origin:
     Attributes:
         variance: Var z, (batch, *event).
         value: `id` of the value, which a tape keeps.
+        carried: What else is known of z.
     """
 
     variance: Tensor
     value: int = 0
+    carried: tuple[Carried, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +109,8 @@ class Siblings(Carried):
     def origin(value: Any) -> None:
         """Make an origin of a value that several operations will read."""
         known = find(value.carried, Siblings)
-        more = Path(Origin(value.variance, id(value)))
         others = tuple([one for one in value.carried if one is not known])
+        more = Path(Origin(value.variance, id(value), others))
         value.carried = (*others, Siblings([*(known.paths if known else ()), more]))
 
 
@@ -134,12 +136,6 @@ def meeting(x: Any, y: Any, G: LinearMap, H: LinearMap) -> tuple[Origin, LinearM
             return path.origin, both
         refused = refused or both
     return refused
-
-
-def between(x: Any, y: Any, G: LinearMap, H: LinearMap) -> Tensor | Unavailable | None:
-    """Cov((Gx)_i, (Hy)_i), as far as `meeting` tells; None where they have no common origin."""
-    common = meeting(x, y, G, H)
-    return covariance_at(*common) if isinstance(common, tuple) else common
 
 
 def covariance_at(origin: Origin, both: LinearMap) -> Tensor:
