@@ -170,8 +170,8 @@ def partners_of(scores: Scores, v: Any) -> Partners | Unavailable | None:
         K, V = token_weight(key, -1), token_weight(path, -2)
         Q = None if query is None else token_weight(query, -2)
         if not (isinstance(K, Unavailable) or isinstance(V, Unavailable) or isinstance(Q, Unavailable)):
-            made = [Made.by(W, path.origin) for W in (K, V)]
-            return Partners(*made, None if Q is None else Made.by(Q, path.origin))
+            origin = path.origin
+            return Partners(Made.by(K, origin), Made.by(V, origin), None if Q is None else Made.by(Q, origin))
         refused = refused or next((one for one in (K, V, Q) if isinstance(one, Unavailable)), None)
     return refused
 
