@@ -248,14 +248,14 @@ def met(weights: Any, v: Any) -> Tensor | None:
     keys, values, queries = with_z.keys, with_z.values, with_z.queries
     rest = keys.rest
     total = keys.directions(q) * torch.einsum("bhij,bjd->bhid", s * (1 - s), rest)
-    own = queries is not None and s.shape[-1] == s.shape[-2]
-    diagonal, apart = s.diagonal(dim1=-2, dim2=-1).unsqueeze(-1), k - s @ k if own else k
-    if queries is not None and own:
+    itself = queries is not None and s.shape[-1] == s.shape[-2]
+    diagonal, apart = s.diagonal(dim1=-2, dim2=-1).unsqueeze(-1), k - s @ k if itself else k
+    if queries is not None and itself:
         total = total + diagonal * rest.unsqueeze(1) * queries.directions(apart)
     covariance = torch.einsum("bhid,dhf->bhif", total, values.weight)
     if keys.columns is not None:
         moved = values.moved()
         covariance = covariance + ((s * (1 - s) * (q @ keys.moved().mT)) @ moved).sum(0)
-        if queries is not None and own:
+        if queries is not None and itself:
             covariance = covariance + (diagonal * (queries.moved() * apart).sum(-1, keepdim=True) * moved).sum(0)
     return (covariance * scores.factor).reshape(*weights.mean.shape[:-1], v.mean.shape[-1])
