@@ -22,6 +22,7 @@ from torch import Tensor
 
 from favour.classify.calibration import Calibrated
 from favour.errors import CaptureError, InvalidValue, ShapeMismatch, UnsupportedOperation
+from favour.exporting.aligned import program_of
 from favour.exporting.exported import FORMAT, Exported, Port, load_exported
 from favour.exporting.module import (
     MEANINGS,
@@ -37,7 +38,9 @@ from favour.exporting.module import (
     private,
 )
 from favour.exporting.plain import Plain, simplified
+from favour.exporting.recording import ROWS
 from favour.exporting.seen import of_examples
+from favour.exporting.written_out import substitutes
 from favour.files.replacing import replaced
 from favour.graph.tracing import TRACING
 from favour.passes.normalise.lookups import find_lookups
@@ -48,7 +51,7 @@ __all__ = ["export"]
 
 FORMATS = (".onnx", ".pt2")
 TOLERANCE = 1e-4  # relative to the largest number of an output
-_ROWS = (1, 3)  # batch sizes of the check
+_ROWS = (1, 4)  # batch sizes of the check, none of those that were recorded
 
 
 def export(
@@ -151,20 +154,13 @@ def dynamic_names(predict: Predictor) -> list[dict[int, str]]:
 
 
 def _traced(answer: Answer, form: str) -> torch.export.ExportedProgram:
-    """The exported graph, simplified; for ONNX in operations that it has."""
+    """The graph, simplified; for ONNX in operations that it has. Recorded, where nothing but the batch may change."""
     base = base_of(answer.predict)
-    tensors = tuple(example(base, 3))
-    dynamic, allowed = torch.export.Dim.DYNAMIC, torch.export.Dim.AUTO
-    shapes = tuple({i: dynamic if i == 0 else allowed for i in table} for table in dynamic_names(base))
+    take = _symbolic if any(table.keys() - {0} for table in dynamic_names(base)) else _recorded
     try:
-        with TRACING, warnings.catch_warnings():
+        with TRACING, warnings.catch_warnings(), Plain() if form == ".onnx" else contextlib.nullcontext():
             warnings.simplefilter("ignore")
-            with Plain() if form == ".onnx" else contextlib.nullcontext():
-                traced = torch.export.export(answer.eval(), tensors, dynamic_shapes=(shapes,), strict=False)
-            if any("functorch" in str(getattr(n.target, "__module__", "")) for n in traced.graph.nodes):
-                traced = traced.run_decompositions({})  # `vmap` as the batched operations it stands for
-            module = simplified(traced.module(check_guards=False))
-            program = torch.export.export(module, tensors, dynamic_shapes=shapes, strict=False)
+            program = take(answer.eval(), base, form)
     except UnsupportedOperation:
         raise
     except Exception as error:
@@ -177,6 +173,21 @@ def _traced(answer: Answer, form: str) -> torch.export.ExportedProgram:
     if random:
         raise UnsupportedOperation(f"the graph draws random numbers ({', '.join(random)}), which cannot be exported.")
     return program
+
+
+def _recorded(answer: Answer, base: Predictor, form: str) -> torch.export.ExportedProgram:
+    return program_of(answer, (example(base, ROWS[0]), example(base, ROWS[1])), simplified, substitutes(form))
+
+
+def _symbolic(answer: Answer, base: Predictor, form: str) -> torch.export.ExportedProgram:
+    tensors = tuple(example(base, 3))
+    dynamic, allowed = torch.export.Dim.DYNAMIC, torch.export.Dim.AUTO
+    shapes = tuple({i: dynamic if i == 0 else allowed for i in table} for table in dynamic_names(base))
+    traced = torch.export.export(answer, tensors, dynamic_shapes=(shapes,), strict=False)
+    if any("functorch" in str(getattr(n.target, "__module__", "")) for n in traced.graph.nodes):
+        traced = traced.run_decompositions({})  # `vmap` as the batched operations it stands for
+    module = simplified(traced.module(check_guards=False))
+    return torch.export.export(module, tensors, dynamic_shapes=shapes, strict=False)
 
 
 def _tags(target: Any) -> Sequence[Any]:
@@ -239,7 +250,7 @@ def _noted(choices: Choices, calibrated: bool) -> str:
 def _compare(answer: Answer, model: Exported, path: str) -> None:
     """Raise unless the file gives what the predictor gives."""
     for rows in _ROWS:
-        tensors = example(base_of(answer.predict), rows)
+        tensors = example(base_of(answer.predict), rows, answer.lookups)
         want = answer(*tensors)
         try:
             have = model(*tensors)

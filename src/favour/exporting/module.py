@@ -165,13 +165,18 @@ def leaves(predict: Predictor, tensors: Sequence[Tensor]) -> list[Any]:
     """The same, flattened."""
     rest = iter(tensors)
     return [
-        fixed if node is None else next(rest)
+        next(rest) if _is_tensor(node) else fixed
         for node, fixed in zip(predict.graph.inputs, predict.graph.fixed, strict=True)
     ]
 
 
 def input_nodes(predict: Predictor) -> list[Node]:
-    return [node for node in predict.graph.inputs if node is not None]
+    return [node for node in predict.graph.inputs if node is not None and _is_tensor(node)]
+
+
+def _is_tensor(node: Node | None) -> bool:
+    """Not None, nor a flag, which are those of the example."""
+    return node is not None and node.dtype is not None
 
 
 def input_ports(predict: Predictor, lookups: Sequence[Lookup] = ()) -> tuple[Port, ...]:
@@ -206,8 +211,11 @@ def dtype_name(dtype: torch.dtype | None) -> str:
     return name
 
 
-def example(predict: Predictor, rows: int) -> list[Tensor]:
-    """Made-up inputs: normal numbers, and ones where whole numbers or truth values are asked for."""
+def example(predict: Predictor, rows: int, lookups: Sequence[Lookup] = ()) -> list[Tensor]:
+    """Made-up inputs: normal numbers, and ones where whole numbers or truth values are asked for.
+
+    Rows that look for what no table has are replaced, by their absolute values or by zeros.
+    """
     made = []
     generator = torch.Generator().manual_seed(0)
     for node in input_nodes(predict):
@@ -222,6 +230,9 @@ def example(predict: Predictor, rows: int) -> list[Tensor]:
             if dtype.is_floating_point
             else torch.ones(sizes, dtype=dtype)
         )
+    for change in (torch.abs, torch.zeros_like) if lookups else ():
+        good = inside(lookups, known(predict, made), rows)
+        made = [torch.where(good.reshape(-1, *[1] * (t.ndim - 1)), t, change(t)) if t.ndim else t for t in made]
     return made
 
 
@@ -241,6 +252,10 @@ def private(predict: Predictor | Calibrated) -> Predictor | Calibrated:
         raise InvalidType(
             f"`export` takes a predictor of `favour.compile`, `favour.load` or `favour.calibrate`, got "
             f"{type(predict).__name__}."
+        )
+    if not predict.graph.batched:
+        raise UnsupportedOperation(
+            "a predictor of `batched=False` takes one event a call, and a file takes a batch of rows: not exported."
         )
     method = predict.program.asked.written(predict.plain_plan)
     if not method.fixed:
@@ -302,11 +317,22 @@ def choose(
     ), belief
 
 
+def _named(answer: Any) -> list[tuple[str, Any]]:
+    """The leaves of a structure with their names; numbers, where a class of the model's does not say names."""
+    try:
+        leaves = pytree.tree_flatten_with_path(answer, is_leaf=_is_belief)[0]
+    except ValueError:
+        return [(str(i), leaf) for i, leaf in enumerate(pytree.tree_leaves(answer, is_leaf=_is_belief))]
+    return [
+        (".".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path), leaf)
+        for path, leaf in leaves
+    ]
+
+
 def _output(answer: Any, wanted: str | int | None) -> tuple[int, Belief]:
     """The index among the flattened outputs and the belief of the one that is wanted."""
     beliefs = {}
-    for index, (path, leaf) in enumerate(pytree.tree_flatten_with_path(answer, is_leaf=_is_belief)[0]):
-        name = ".".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path)
+    for index, (name, leaf) in enumerate(_named(answer)):
         if isinstance(leaf, Belief) and bool((leaf.variance > 0).any()):
             beliefs[name] = index, leaf
     if not beliefs:

@@ -36,7 +36,7 @@ def write_onnx(
         log.setLevel(logging.ERROR)  # it warns that torchvision is absent
         with TRACING, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            translated = torch.onnx.export(program, dynamo=True, verbose=False)
+            translated = torch.onnx.export(program, dynamo=True, verbose=False, optimize=False)
     except Exception as error:
         raise CaptureError(_refusal(error)) from error
     finally:
