@@ -48,7 +48,7 @@ def test_cost_is_measured_with_the_check():
     cost = predict.checked.cost
     assert 1 <= cost.inputs <= 6 and cost.forwards > 0 and cost.seconds > 0
     assert re.search(
-        r"predicted \d+\.\d forward passes, \d+\.\d measured here \(\d inputs?, not compiled\)", repr(predict)
+        r"\d+\.\d forward passes by products alone, \d+\.\d measured here \(\d inputs?, not compiled\)", repr(predict)
     )
     html = predict._repr_html_()
     assert "batch × 5" in html and "dropout in `2`" in html and "checked against" in html

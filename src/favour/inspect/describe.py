@@ -47,12 +47,12 @@ def noise(predict: Propagator) -> str:
 
 
 def method(predict: Propagator, checked: SelfCheck) -> str:
-    """The settings that were asked for, the method that is taken, and its cost."""
+    """The settings that were asked for, the method that is taken, and its cost; `Predictor.cost` counts all of it."""
     cost = checked.cost
     here = "" if cost is None else f", {cost}"
     predicted = predict.method.cost(predict.plain_plan)
     said = [*predict.asked.asked(), *predict.numerics.asked()]
-    return ", ".join([*said, f"takes {predict.method.name}, predicted {predicted:.1f} forward passes{here}"])
+    return ", ".join([*said, f"takes {predict.method.name}, {predicted:.1f} forward passes by products alone{here}"])
 
 
 def described(predict: Propagator, checked: SelfCheck) -> str:

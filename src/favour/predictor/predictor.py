@@ -21,6 +21,7 @@ from favour.classify.head import find_head, remember_call
 from favour.errors import PickledPredictor
 from favour.inspect import describe
 from favour.inspect.attribution import Attribution
+from favour.inspect.expected import Expected, expected
 from favour.inspect.explain import Explanation, explanation, stand_in
 from favour.inspect.selfcheck import SelfCheck
 from favour.methods import Adjoint
@@ -215,6 +216,25 @@ class Predictor(Propagator):
         leaves = program.inputs(args, kwargs) if args or kwargs else stand_in(self.graph, program.sizes)
         bound, method = program.bind(leaves)
         return explanation(bound, method, bool(args or kwargs))
+
+    def cost(self, *args: Any, **kwargs: Any) -> Expected:
+        """What predictions are expected to take in eager code, counted from two small passes; nothing is timed.
+
+        Args:
+            args, kwargs: The model's, one input or more.
+
+        Returns:
+            `seconds(n)` of one core of a CPU and `forwards(n)`, in forward passes, for n inputs at a time.
+
+        Example:
+            >>> import favour
+            >>> from torch import nn
+            >>> model = nn.Sequential(nn.Dropout(0.2), nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+            >>> expected = favour.compile(model, torch.randn(4, 3)).cost(torch.randn(1, 3))
+            >>> expected.forwards(1) > expected.forwards(100_000)
+            True
+        """
+        return expected(self, args, kwargs)
 
     def stream(
         self,
