@@ -6,6 +6,10 @@ One process for each code, one thread, the same networks and inputs. In every ro
 round in turns; a round's ratio is that of the processor times, which a busy machine moves less than the clock. What is
 reported is the median of the rounds' ratios, this code over the other, with an interval of 95% from their order
 statistics. results/cost_against.json.
+
+Both processes keep the memory they free: glibc's allocator returns blocks of a megabyte to the system or keeps them
+depending on what else was allocated before (3,000 to 5,000 page faults in a pass of `dplr`), which makes times of one
+code differ from process to process.
 """
 
 from __future__ import annotations
@@ -19,13 +23,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from favour_studies.bench.measure import KEPT_MEMORY
+
 CASES: dict[str, dict[str, Any]] = {
     "784-400-400-10, batch 512": {"network": "wide", "batch": 512, "calls": 4},
     "784-400-400-10, batch 512, secants": {"network": "wide", "batch": 512, "calls": 4, "secant": True},
     "784-400-400-10, batch 512, dplr": {"network": "wide", "batch": 512, "calls": 3, "method": "dplr"},
-    "LeNet, batch 64": {"network": "lenet", "batch": 64, "calls": 2},
-    "64-128-128-10, batch 64": {"network": "small", "batch": 64, "calls": 30},
-    "64-128-128-10, one input": {"network": "small", "batch": 1, "calls": 50},
+    "LeNet, batch 64": {"network": "lenet", "batch": 64, "calls": 2, "secant": False},
+    "64-128-128-10, batch 64": {"network": "small", "batch": 64, "calls": 30, "secant": False},
+    "64-128-128-10, one input": {"network": "small", "batch": 1, "calls": 50, "secant": False},
 }
 
 
@@ -69,7 +75,7 @@ class Side:
     def __init__(self, checkout: Path) -> None:
         here = Path(__file__).resolve()
         paths = os.pathsep.join(map(str, (checkout / "src", here.parent)))
-        environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+        environment = os.environ | KEPT_MEMORY | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             [sys.executable, str(here)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
