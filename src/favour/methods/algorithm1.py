@@ -57,20 +57,22 @@ def decompose(
     V = start.expand(shape).reshape(r, *target.shape)
     waves = _waves(r, V)
     for _ in range(iterations):
-        norms = _norms(V)
-        diag = (target - (V * V / norms).sum(0)).clamp_min(0)
-        unit = torch.where(V.square().sum(-1, keepdim=True) > 0, V / norms, waves)
+        squared = V.square()
+        sums = squared.sum(-1, keepdim=True)
+        norms = _norms(sums)
+        diag = (target - (squared / norms).sum(0)).clamp_min(0)
+        unit = torch.addcmul(V / norms, waves, (sums <= 0).to(V.dtype))
         product = matmul(unit.reshape(shape)).reshape(V.shape)
-        V = gram_schmidt(product - diag * unit, product)
-    norms = _norms(V)
+        V = gram_schmidt(torch.addcmul(product, diag, unit, value=-1), product)
+    squared = V.square()
+    norms = _norms(squared.sum(-1, keepdim=True))
     factor = V / norms.sqrt()
-    diag = (target - factor.square().sum(0)).clamp_min(0)
+    diag = (target - (squared / norms).sum(0)).clamp_min(0)
     return diag.reshape(diagonal.shape), factor.reshape(shape)
 
 
-def _norms(V: Tensor) -> Tensor:
-    """Column norms, with 1 for a column of zeros, which then stays zero."""
-    squared = V.square().sum(-1, keepdim=True)
+def _norms(squared: Tensor) -> Tensor:
+    """Column norms from their squares, with 1 for a column of zeros, which then stays zero."""
     return torch.where(squared > 0, squared, 1.0).sqrt()
 
 
@@ -97,15 +99,19 @@ def gram_schmidt(V: Tensor, parts: Tensor | None = None) -> Tensor:
         V: (r, batch, n).
         parts: Columns that V's are differences of, where they are larger than V's.
     """
-    columns = list(V.unbind(0))
-    largest = (V if parts is None else parts).square().sum(-1, keepdim=True).amax(0) if columns else V
+    if not V.shape[0]:
+        return V
+    largest = (V if parts is None else parts).square().sum(-1, keepdim=True).amax(0)
     least = largest * nothing(V.dtype) ** 2  # (batch, 1)
-    for k in range(len(columns)):
-        squared = columns[k].square().sum(-1, keepdim=True)
+    columns, rest = [], V
+    while True:
+        v = rest[0]  # (batch, n)
+        squared = v.square().sum(-1, keepdim=True)
         kept = squared > least
-        columns[k] = v = torch.where(kept, columns[k], 0.0)  # (batch, n)
-        if k + 1 < len(columns):
-            rest = torch.stack(columns[k + 1 :])
-            rest = rest - (rest * v).sum(-1, keepdim=True) * (v / torch.where(kept, squared, 1.0))
-            columns[k + 1 :] = list(rest.unbind(0))
-    return torch.stack(columns) if columns else V
+        v = v * kept.to(v.dtype)
+        columns.append(v)
+        rest = rest[1:]
+        if not rest.shape[0]:
+            return torch.stack(columns)
+        along = (rest * v).sum(-1, keepdim=True) / torch.where(kept, squared, 1.0)
+        rest = torch.addcmul(rest, along, v, value=-1)

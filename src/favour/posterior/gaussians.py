@@ -116,7 +116,11 @@ class Diagonal(ByRows):
         return Image(self, lambda w: w.mT, lambda w: w.mT, self.shape[::-1], Diagonal(self.diag.mT))
 
     def row_variances(self, a: Tensor, blocks: Blocks) -> Tensor:
-        return torch.einsum("gmn,bgnt->bgmt", blocks(self.diag), a.square().sum(0))
+        second, diag = a.square(), blocks(self.diag)
+        second = second.squeeze(0) if second.shape[0] == 1 else second.sum(0)
+        if diag.shape[0] == 1 or diag.shape[1] <= second.shape[3]:  # no copy, or one of no more than the result
+            return diag @ second
+        return torch.einsum("gmn,bgnt->bgmt", diag, second)
 
     def column_covariances(self) -> Tensor:
         return self.diag.mT.diag_embed()

@@ -150,7 +150,7 @@ def check_inputs(graph: Graph, leaves: list[Any]) -> None:
                 f"input `{node.name}` has dtype {mean.dtype}; the predictor takes {node.dtype}. "
                 f"Convert it with `.to({node.dtype})`."
             )
-        if mean.is_floating_point() and not bool(mean.isfinite().all()):
+        if mean.is_floating_point() and not (bool(mean.sum().isfinite()) or bool(mean.isfinite().all())):
             bad = (~mean.isfinite()).nonzero()[0].tolist()
             raise InvalidValue(f"input `{node.name}` holds NaN or infinity, first at index {bad}.")
 

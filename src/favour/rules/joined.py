@@ -11,7 +11,7 @@ from torch import Tensor
 
 from favour.graph.traits import Traits
 from favour.rules.registry import rule
-from favour.rules.shape import narrow_put, selecting
+from favour.rules.shape import narrow_put, put_back, selecting
 from favour.scalar import intervals
 from favour.surrogate import LinearMap, Surrogate, compose, structural
 from favour.surrogate.value import Context, Value, mean_of
@@ -34,7 +34,7 @@ def _joined(parts: list[Any], dim: int, op: Callable[..., Tensor]) -> Surrogate:
 
 def _placed(out: Sequence[int], dim: int, start: int, length: int) -> LinearMap:
     def apply(d: Tensor) -> Tensor:
-        return aten.slice_scatter.default(d.new_zeros(d.shape[0], *out), d, dim + 1, start, start + length)
+        return put_back(torch.narrow, narrow_put, d, out, dim + 1, start, length)
 
     return structural(apply, lambda g: g.narrow(dim + 1, start, length), one_per_row=True)
 

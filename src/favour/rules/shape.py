@@ -143,6 +143,17 @@ linear_map(
 linear_map(aten.movedim.int, make=permuting(_move), family="shape", traits=PERMUTED)
 
 
+def put_back(
+    take: Callable[..., Tensor], put: Callable[..., Tensor], g: Tensor, shape: Sequence[int], dim: int, *rest: Argument
+) -> Tensor:
+    """g where `take` reads it in a fold (F, *shape), and 0 elsewhere; compilers use `put`, which copies the zeros."""
+    zeros = g.new_zeros(g.shape[0], *shape)
+    if torch.compiler.is_compiling():
+        return put(zeros, g, dim, *rest)
+    take(zeros, dim, *rest).copy_(g)
+    return zeros
+
+
 def selecting(take: Callable[..., Tensor], put: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, LinearMap]]:
     """Selection along one dimension: `take(x, dim, …)`, and `put(zeros, g, dim, …)` as its transpose."""
 
@@ -151,7 +162,7 @@ def selecting(take: Callable[..., Tensor], put: Callable[..., Tensor]) -> Callab
         before = x.shape
 
         def transpose(g: Tensor) -> Tensor:
-            return put(g.new_zeros(g.shape[0], *before), g, dim + 1, *rest)
+            return put_back(take, put, g, before, dim + 1, *rest)
 
         return take(x, dim, *rest), structural(
             lambda d: take(d, dim + 1, *rest), transpose, one_per_row=True, name=("take", take, dim, *rest)

@@ -1,4 +1,4 @@
-"""Smooth functions: activations by quadrature, exp, sin, cos and integer powers in closed form."""
+"""Smooth functions: activations by quadrature, GELU, exp, sin, cos and integer powers in closed form."""
 
 from __future__ import annotations
 
@@ -71,17 +71,11 @@ def gelu(approximate: str = "none") -> ScalarFunction:
     value = partial(F.gelu, approximate=approximate)
     if approximate == "none":
 
-        def stable(x: Tensor) -> Tensor:
-            if not torch.compiler.is_compiling():
-                return 0.5 * x * torch.special.erfc(x * -math.sqrt(0.5))
-            a = torch.where(x < 0, -x, x)  # xΦ(x) = max(x, 0) − |x|Q(|x|), fused at half the cost of erfc
-            return torch.where(x < 0, 0.0, x) - a * gauss.normal_tail(a)
-
         def derivative(x: Tensor) -> Tensor:
             gate = 0.5 * torch.special.erfc(x * -math.sqrt(0.5))
             return gate + x * torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
 
-        return integrated("gelu", value, derivative, stable=stable)
+        return ScalarFunction("gelu", value, derivative, gauss.gelu, curvature=gauss.gelu_curvature)
     root, cubic = 2 * math.sqrt(2 / math.pi), 0.044715  # ½(1 + tanh u) = σ(2u), u = √(2/π)(x + 0.044715x³)
 
     def smooth(x: Tensor) -> Tensor:

@@ -88,10 +88,19 @@ class Geometry:
     def patches(self, a: Tensor, kernel: Tensor) -> Tensor:
         """The entries of a that each entry of the kernel meets, (batch, groups, channels/groups, window, *output).
 
-        Channel by channel a convolution with the one-hot kernels e_1, …, e_window.
+        In compiled code, and of a transposed one, channel by channel a convolution with the one-hot kernels e_1, ….
         """
         window = kernel.shape[2:]
         count, channels = math.prod(window), a.shape[1]
+        if not (self.transposed or torch.compiler.is_compiling()):
+            behind = self.extra or (0,) * len(window)
+            sides = zip(reversed(self.padding), reversed(behind), strict=True)
+            seen = F.pad(a, [n for p, e in sides for n in (p, p + e)])
+            for i, (k, s, d) in enumerate(zip(window, self.stride, self.dilation, strict=True)):
+                seen = seen.unfold(i + 2, d * (k - 1) + 1, s)[..., ::d]
+            out = seen.shape[2 : 2 + len(window)]
+            seen = seen.permute(0, 1, *range(2 + len(window), seen.ndim), *range(2, 2 + len(window)))
+            return seen.reshape(a.shape[0], self.groups, channels // self.groups, count, *out)
         eye = torch.eye(count, dtype=a.dtype, device=a.device).reshape(1, count, *window)
         hot = eye.expand(channels, count, *window)
         hot = hot if self.transposed else hot.reshape(channels * count, 1, *window)

@@ -26,6 +26,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from favour.surrogate.linear_map import LinearMap, Unavailable, partners, scaled
@@ -87,11 +88,33 @@ class Noise(ABC):
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
     """Σ_event a_f b_g: (F, batch, *event) and (G, batch, *event) to (batch, F, G)."""
+    outside = _outside(a)
+    if outside and _outside(b) == outside and a.shape[1] == b.shape[1]:
+        return _in_place(a, outside).matmul(_in_place(b, outside).mT).flatten(1, -3).sum(1)
     a, b = flat(a).transpose(0, 1), flat(b).permute(1, 2, 0)
     if a.shape[0] != b.shape[0]:
         return a @ b  # one of them is the same for every input
     parts = _parts(a)
     return torch.bmm(a, b) if parts == 1 else product_in_parts(a, b, parts)
+
+
+def _outside(a: Tensor) -> int:
+    """How many axes of an event (heads, say) are stored outside of the fold axis, as products of attention leave them.
+
+    Summing over these after the products saves a copy of covectors into rows.
+    """
+    if a.ndim < 4 or torch.compiler.is_compiling() or a.device.type != "cpu":
+        return 0
+    strides, fold = a.stride(), a.stride(0)
+    count = sum(s > fold for s in strides[2:])
+    if not count or count == a.ndim - 2 or strides[1] < max(strides):
+        return 0
+    return count if _in_place(a, count).is_contiguous() else 0
+
+
+def _in_place(a: Tensor, outside: int) -> Tensor:
+    """(F, batch, *outer, *inner) to (batch, *outer, F, n)."""
+    return a.movedim(0, 1 + outside).flatten(2 + outside)
 
 
 def product_in_parts(a: Tensor, b: Tensor, parts: int) -> Tensor:
@@ -120,13 +143,20 @@ def weighted_gram(g: Tensor, variance: Tensor) -> Tensor:
     if g.shape[1] == 1 and variance.shape[0] != 1 and g.shape[0] <= FEW_COVECTORS:
         # Covectors that are the same for every input: Σ_n v_n (g_f g_h)_n is one product with all pairs.
         rows = flat(g).squeeze(1)
-        F, n = rows.shape
-        pairs = (rows.unsqueeze(0) * rows.unsqueeze(1)).reshape(F * F, n)
-        return (flat(variance.unsqueeze(0)).squeeze(0) @ pairs.T).unflatten(1, (F, F))
+        k, n = rows.shape
+        pairs = (rows.unsqueeze(0) * rows.unsqueeze(1)).reshape(k * k, n)
+        return (flat(variance.unsqueeze(0)).squeeze(0) @ pairs.T).unflatten(1, (k, k))
     if g.requires_grad or variance.requires_grad:
         return inner(scaled(g, variance), g)
-    rooted = scaled(g, stored(variance.clamp_min(0).sqrt()))  # one product less, and exactly symmetric
+    rooted = scaled(g, stored(_positive(variance).sqrt()))  # one product less, and exactly symmetric
     return inner(rooted, rooted)
+
+
+def _positive(variance: Tensor) -> Tensor:
+    """Variances, and 0 for what rounding made of 0: a CPU takes the roots of subnormal numbers one by one."""
+    if torch.compiler.is_compiling() or variance.dtype.itemsize < 4:
+        return variance.clamp_min(0)
+    return F.threshold(variance, torch.finfo(variance.dtype).tiny, 0.0)
 
 
 def stored(factor: Tensor) -> Tensor:

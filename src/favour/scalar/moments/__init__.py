@@ -14,10 +14,12 @@ to f changes mean and slope and leaves the residual alone: the formulas use that
 |---|---|
 | `piecewise` | piecewise linear and constant: closed forms from the tails of the Gaussian (`tails`) |
 | `closed` | exp, sin, cos, integer powers; the delta method |
+| `gated` | GELU: closed but for one smooth integral |
 | `integration` | everything else, by quadrature |
 """
 
 from favour.scalar.moments.closed import cos, exp, power, second_order, sin, square
+from favour.scalar.moments.gated import gelu, gelu_curvature
 from favour.scalar.moments.integration import Line, deviations, quadrature
 from favour.scalar.moments.piecewise import (
     affine,
@@ -40,6 +42,8 @@ __all__ = [
     "cos",
     "deviations",
     "exp",
+    "gelu",
+    "gelu_curvature",
     "normal_tail",
     "piecewise_curvature",
     "piecewise_linear",

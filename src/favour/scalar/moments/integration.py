@@ -50,7 +50,7 @@ _BEND, _REACH = 3.0, 4.0  # the width in x that the nodes resolve, and the large
 _ONE_BY_ONE = 2**14  # elements from which a stack of nodes leaves a CPU's cache
 
 
-def _stacked(like: Tensor, *rows: Sequence[float]) -> Iterator[tuple[Number, ...]]:
+def stacked(like: Tensor, *rows: Sequence[float]) -> Iterator[tuple[Number, ...]]:
     """Numbers of every node as one stack (count, 1, …); or one by one, if that is large and not compiled."""
     if not torch.compiler.is_compiling() and like.device.type == "cpu" and like.numel() >= _ONE_BY_ONE:
         yield from zip(*rows, strict=True)
@@ -72,7 +72,7 @@ def _nodes_around(mean: Tensor, sigma: Tensor, count: int, centre: float) -> Ite
     low = below * torch.sqrt(2 / (1 + torch.sqrt(1 + 4 * below * below)))
     high = above * torch.sqrt(2 / (1 + torch.sqrt(1 + 4 * above * above)))
     spacing, width = (high - low) / (count - 1), 1 / ratio
-    for (i,) in _stacked(mean, range(count)):
+    for (i,) in stacked(mean, range(count)):
         t = low + spacing * i
         square = t * t
         stretch = torch.rsqrt(1 + square)
@@ -95,7 +95,7 @@ def _nodes_between(
     for low, high in pairwise(cuts):
         half = 0.5 * (high - low)
         middle = low + half
-        for g, weight in _stacked(mean, *legendre(count)):
+        for g, weight in stacked(mean, *legendre(count)):
             z = middle + half * g
             yield z, half * weight * torch.exp(-0.5 * z * z)
 
