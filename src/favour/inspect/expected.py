@@ -90,24 +90,24 @@ class Count(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         kind = function._opname.rstrip("_") if hasattr(function, "_opname") else str(function)
-        given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        inputs = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
-        numbers = max((_numbers(t) for t in (*given, *made)), default=0.0)
+        numbers = max((_numbers(t) for t in (*inputs, *made)), default=0.0)
         products = 0.0
         sizes: tuple[float, ...] = (1.0,)
         if kind in PRODUCTS and made:
-            factor = given[1] if kind in ("addmm", "baddbmm") else given[0]
+            factor = inputs[1] if kind in ("addmm", "baddbmm") else inputs[0]
             inner = factor.shape[-1] if factor.ndim else 1
             products = float(made[0].numel() * inner)
             sizes = tuple(map(float, (*made[0].shape[-2:], inner)))
         elif kind.endswith("convolution") and made:
             products, sizes = _convolution(args, made[0])
-        elif "attention" in kind and len(given) > 2:
-            q, k = given[:2]
+        elif "attention" in kind and len(inputs) > 2:
+            q, k = inputs[:2]
             products, sizes = 2.0 * q.numel() * k.shape[-2], (float(k.shape[-2]), float(q.shape[-1]))
         elif kind in ("gru", "lstm", "rnn_tanh", "rnn_relu"):
             steps = made[0].shape[0] * made[0].shape[1]
-            products = float(steps * sum(t.numel() for t in given[2:] if t.ndim == 2))
+            products = float(steps * sum(t.numel() for t in inputs[2:] if t.ndim == 2))
             sizes = (float(made[0].shape[1]), float(made[0].shape[2]))
         self.works.append(Work(kind, numbers, products, sizes))
         return result
