@@ -12,8 +12,8 @@ from cases import F64, Uncertain, of_kind, rand, randn
 from torch import Tensor
 
 from favour.surrogate import DiagonalNoise, ImageNoise, LatentNoise, Noise, RotatedNoise, Surrogate
+from favour.surrogate.gram import product_in_parts
 from favour.surrogate.matrices import Contraction
-from favour.surrogate.noise import product_in_parts
 from favour.surrogate.value import Value
 
 NOISY = ("dropout", "scalar", "delta", "curved")

@@ -28,6 +28,7 @@ axis in front, the fold axis F: (F, batch, *event). A diagonal (variances) is (b
 
 from favour.surrogate.carried import Carried, Cumulants, LoneCumulants
 from favour.surrogate.generic import Generic
+from favour.surrogate.gram import diagonal_columns, flat, inner, stored, weighted_gram
 from favour.surrogate.linear_map import (
     Composition,
     Identity,
@@ -49,14 +50,9 @@ from favour.surrogate.noise import (
     Noise,
     RotatedNoise,
     constant_between,
-    diagonal_columns,
     diagonal_latent,
     factor_noise,
-    flat,
-    inner,
     products,
-    stored,
-    weighted_gram,
 )
 from favour.surrogate.residual import EffectiveDraw, Residual
 from favour.surrogate.structural import Pattern, Routing, Structural, Sum, structural, weighted_sum

@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from favour.surrogate.carried import Carried
+from favour.surrogate.gram import flat
 from favour.surrogate.linear_map import LinearMap, scaled
-from favour.surrogate.noise import Noise, flat
+from favour.surrogate.noise import Noise
 from favour.surrogate.siblings import Origin
 
 
