@@ -351,3 +351,10 @@ def test_a_pipe_is_no_file(tmp_path, classifier):
 
 def test_numbers_and_whole_numbers():
     assert text.whole(" 12 ") == 12 and text.whole("1e2") == 100.0 and text.whole("1_0") is None
+
+
+def test_first_rows_that_overflow_are_bad_rows_and_no_end_of_the_job(tmp_path, classifier):
+    """The columns of the result are seen by an answer to the first rows."""
+    good, bad = rated(tmp_path, "a,b,c,d\n1e38,1e38,1e38,1e38\n1,2,3,4\n1e38,-1e38,1,1\n5,6,7,8\n", classifier)
+    assert good["row"].to_pylist() == [1, 3]
+    assert [(b["row"], b["reason"].startswith("the model")) for b in bad] == [(0, True), (2, True)]

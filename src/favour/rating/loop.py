@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from favour.errors import InvalidValue
@@ -176,6 +178,19 @@ def rate(
         return ready.finish(rows, bad)
 
 
+def _rateable(rater: Rater, example: npt.NDArray) -> npt.NDArray:
+    """The first rows, or zeros where the model fails on those: the columns of its answer are the same."""
+    try:
+        rater(example)
+    except Exception as error:
+        example = np.zeros_like(example)
+        try:
+            rater(example)
+        except Exception:
+            raise error from None
+    return example
+
+
 @contextmanager
 def prepared(
     data: Paths,
@@ -202,6 +217,7 @@ def prepared(
     parts = list(units(sources, rows, reading.columns, carried))
     example, id_type = example_of(parts, reading, sources, EXAMPLE)
     rater = opened if isinstance(opened, Rater) else opened(example)
+    example = _rateable(rater, example)
     columns = rated_columns(rater(example), rater.kind, options.level, rater.labels, options.every_class)
     wanted = schema(columns, id_type if store.form != "csv" else text_type(id_type))
     identity = identity_of(rater, sources, options)
