@@ -9,7 +9,6 @@ returns.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import warnings
@@ -158,7 +157,7 @@ def _traced(answer: Answer, form: str) -> torch.export.ExportedProgram:
     base = base_of(answer.predict)
     take = _symbolic if any(table.keys() - {0} for table in dynamic_names(base)) else _recorded
     try:
-        with TRACING, warnings.catch_warnings(), Plain() if form == ".onnx" else contextlib.nullcontext():
+        with TRACING, warnings.catch_warnings(), Plain(factorisations=form == ".pt2"):
             warnings.simplefilter("ignore")
             program = take(answer.eval(), base, form)
     except UnsupportedOperation:

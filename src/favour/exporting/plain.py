@@ -117,14 +117,26 @@ def erfc(x: Tensor) -> Tensor:
     return torch.where(x < 0, 2 - tail, tail)
 
 
+def one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
+    """`torch.nn.functional.one_hot`, which looks at values to check them; a row of zeros for what is no class."""
+    if num_classes < 0:
+        return torch.ops.aten.one_hot.default(x, num_classes)
+    return (x.unsqueeze(-1) == torch.arange(num_classes, device=x.device)).to(x.dtype)
+
+
 class Plain(TorchFunctionMode):
-    """Inside it the functions above stand for torch's own."""
+    """Inside it the functions above stand for torch's own; for files that have factorisations, the last alone."""
+
+    def __init__(self, factorisations: bool) -> None:
+        super().__init__()
+        self.table = _VALUES if factorisations else _WRITTEN_OUT
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        return _WRITTEN_OUT.get(func, func)(*args, **(kwargs or {}))
+        return self.table.get(func, func)(*args, **(kwargs or {}))
 
 
-_WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
+_VALUES: dict[Any, Callable[..., Any]] = {torch.ops.aten.one_hot.default: one_hot, torch.nn.functional.one_hot: one_hot}
+_WRITTEN_OUT: dict[Any, Callable[..., Any]] = _VALUES | {
     torch.linalg.cholesky_ex: cholesky_ex,
     torch.linalg.cholesky: lambda a, **options: cholesky_ex(a, **options)[0],
     torch.linalg.solve_triangular: solve_triangular,
