@@ -155,3 +155,11 @@ def test_refusals() -> None:
     with pytest.raises((UnsupportedOperation, torch._dynamo.exc.TorchRuntimeError, RuntimeError)):
         torch.compile(predict, fullgraph=True, backend="eager")(x)
     assert "draws of the network correct" in str(predict.explain(x))
+
+
+def test_half_precision_is_pooled_in_single() -> None:
+    model, x = Picture().eval(), torch.randn(2, 1, 8, 8)
+    wide = favour.compile(model, x, method="pooled", check=False)(x)
+    small = favour.compile(Picture().eval().half(), x.half(), method="pooled", check=False)(x.half())
+    assert small.mean.dtype is small.variance.dtype is torch.float16
+    assert error(small.variance.float(), wide.variance) < 0.02

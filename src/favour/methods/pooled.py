@@ -118,6 +118,10 @@ def corrected(value: Value, draws: Tensor) -> Belief:
     if value.mean.ndim == 1:  # one number for each input
         alone = corrected(Value(value.mean.unsqueeze(1), value.variance.unsqueeze(1)), draws.unsqueeze(2))
         return Belief(alone.mean.squeeze(1), diag=alone.variance.squeeze(1), validate=False)
+    wide = torch.promote_types(value.mean.dtype, torch.float32)  # squares of variances are 0 in float16
+    if wide != value.mean.dtype:
+        exact = corrected(Value(value.mean.to(wide), value.variance.to(wide)), draws.to(wide))
+        return exact.to(value.mean.dtype)
     n, mean, variance = len(draws), value.mean, value.variance
     with torch.no_grad():
         centred = draws - draws.mean(0)
