@@ -34,7 +34,8 @@ def fitting(y: Any, mean: Tensor, name: str = "targets") -> Tensor:
         y = y.reshape(mean.shape)
     if y.shape != mean.shape:
         raise ShapeMismatch(f"{name} of shape {tuple(y.shape)} for predictions of shape {tuple(mean.shape)}.")
-    check_finite(name, y)
+    if not torch.compiler.is_compiling():
+        check_finite(name, y)
     return y
 
 

@@ -23,8 +23,8 @@ Empirical Bayes. The s that minimises the divergence, and so maximises the bound
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from functools import singledispatch
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -159,14 +159,15 @@ def log_det(posterior: Posterior, named: Mapping[str, Tensor]) -> Tensor:
         named: Their means, which tell the shapes.
     """
     parts = [log_determinant(gaussian) for gaussian in posterior.gaussians.values()]
-    if not posterior.latents:
+    latents = dict(posterior.latents)
+    if not latents:
         return torch.stack([p.to(parts[0]) for p in parts]).sum() if parts else torch.zeros(())
-    like = next(iter(posterior.latents.values()))
-    if any(posterior.key(name) is None for name in posterior.latents):
+    like = next(iter(latents.values()))
+    if any(posterior.key(name) is None for name in latents):
         return like.new_tensor(-math.inf)  # what only latents cover varies in K directions alone
     gram = torch.eye(posterior.latent_rank, dtype=like.dtype, device=like.device)
     for key, gaussian in posterior.gaussians.items():
-        factor = _factor_of(key, posterior.latents, named)
+        factor = _factor_of(key, latents, named)
         if factor is not None:
             gram = gram + gram_inverse(gaussian, factor).to(gram)
     return torch.stack([p.to(gram) for p in parts]).sum() + _log_det_psd(gram)
@@ -186,30 +187,31 @@ def _factor_of(key: str | tuple[str, str], latents: Mapping[str, Tensor], named:
     return torch.cat([left.flatten(2), right.unsqueeze(-1)], -1)
 
 
-@singledispatch
 def log_determinant(gaussian: Gaussian) -> Tensor:
     """log det of one Gaussian's covariance; −∞ where it is singular."""
-    return _log_det_psd(gaussian.covariance())
+    special = _of_kind(gaussian, LOG_DETERMINANTS)
+    return _log_det_psd(gaussian.covariance()) if special is None else special(gaussian)
 
 
-@log_determinant.register
-def _(gaussian: Diagonal) -> Tensor:
-    return gaussian.diag.log().sum()
+def gram_inverse(gaussian: Gaussian, factor: Tensor) -> Tensor:
+    """Lᵀ Σ⁻¹ L of columns (K, *shape), (K, K)."""
+    special = _of_kind(gaussian, GRAM_INVERSES)
+    if special is not None:
+        return special(gaussian, factor)
+    flat = factor.flatten(1)
+    return flat @ torch.linalg.solve(gaussian.covariance(), flat.mT)
 
 
-@log_determinant.register
-def _(gaussian: Rows) -> Tensor:
-    return gaussian.diag.log().sum() + _log_det_psd(_capacitance(gaussian)).sum()
+def _of_kind(gaussian: Gaussian, table: Mapping[type[Gaussian], Callable[..., Tensor]]) -> Callable[..., Tensor] | None:
+    return next((function for kind, function in table.items() if isinstance(gaussian, kind)), None)
 
 
-@log_determinant.register
-def _(gaussian: Kronecker) -> Tensor:
+def _kronecker_log_det(gaussian: Kronecker) -> Tensor:
     m, n = gaussian.shape
     return n * _log_det_psd(gaussian.outputs) + m * _log_det_psd(gaussian.inputs)
 
 
-@log_determinant.register
-def _(gaussian: Rotated) -> Tensor:
+def _rotated_log_det(gaussian: Rotated) -> Tensor:
     m, n = gaussian.shape
     if tuple(gaussian.diag.shape) != (m, n):
         return _log_det_psd(gaussian.covariance())
@@ -217,36 +219,36 @@ def _(gaussian: Rotated) -> Tensor:
     return gaussian.diag.log().sum() + 2 * bases
 
 
-@log_determinant.register
-def _(gaussian: Full) -> Tensor:
-    return _log_det_psd(gaussian.matrix)
-
-
-@singledispatch
-def gram_inverse(gaussian: Gaussian, factor: Tensor) -> Tensor:
-    """Lᵀ Σ⁻¹ L of columns (K, *shape), (K, K)."""
-    flat = factor.flatten(1)
-    return flat @ torch.linalg.solve(gaussian.covariance(), flat.mT)
-
-
-@gram_inverse.register
-def _(gaussian: Diagonal, factor: Tensor) -> Tensor:
+def _diagonal_gram(gaussian: Diagonal, factor: Tensor) -> Tensor:
     flat = factor.flatten(1)
     return (flat / gaussian.diag.flatten()) @ flat.mT
 
 
-@gram_inverse.register
-def _(gaussian: Rows, factor: Tensor) -> Tensor:
+def _rows_gram(gaussian: Rows, factor: Tensor) -> Tensor:
     columns, scaled = gaussian.factor.flatten(2), factor.flatten(2) / gaussian.diag.flatten(1)  # (r, m, n), (K, m, n)
     across = torch.einsum("kij,rij->irk", scaled, columns)  # F D⁻¹ L of each row
     inner = torch.linalg.solve(_capacitance(gaussian), across)
     return torch.einsum("kij,lij->kl", scaled, factor.flatten(2)) - torch.einsum("irk,irl->kl", across, inner)
 
 
-@gram_inverse.register
-def _(gaussian: Kronecker, factor: Tensor) -> Tensor:
+def _kronecker_gram(gaussian: Kronecker, factor: Tensor) -> Tensor:
     half = torch.linalg.solve(gaussian.outputs, torch.linalg.solve(gaussian.inputs, factor.mT).mT)
     return torch.einsum("kij,lij->kl", half, factor)
+
+
+# Plain tables: `functools.singledispatch` cannot be compiled.
+LOG_DETERMINANTS: dict[type[Gaussian], Callable[[Any], Tensor]] = {
+    Diagonal: lambda g: g.diag.log().sum(),
+    Rows: lambda g: g.diag.log().sum() + _log_det_psd(_capacitance(g)).sum(),
+    Kronecker: _kronecker_log_det,
+    Rotated: _rotated_log_det,
+    Full: lambda g: _log_det_psd(g.matrix),
+}
+GRAM_INVERSES: dict[type[Gaussian], Callable[[Any, Tensor], Tensor]] = {
+    Diagonal: _diagonal_gram,
+    Rows: _rows_gram,
+    Kronecker: _kronecker_gram,
+}
 
 
 def _capacitance(rows: Rows) -> Tensor:

@@ -12,12 +12,14 @@ the statistics they came with, since a belief is that of the network in use, not
 from __future__ import annotations
 
 import copy
+import types
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from favour.belief import Belief
 from favour.errors import InvalidType, InvalidValue, NothingUncertain, ShapeMismatch, UnknownName
@@ -68,6 +70,9 @@ class Learner(nn.Module):
         likelihood: Of the targets; a name or an object of `favour.losses`.
         learn, posterior, layers, rank, initial_std, prior, noise, options: See `favour.fit`.
         seed: Of the factors that low-rank posteriors begin with.
+        compiled: `loss` goes through `torch.compile`, gradients and divergence included, for batches of the first
+            one's shape; others, a smaller last one say, run as they are. What is trained, and the device, stay what
+            they are at the first call; inputs are not searched for NaN, only the targets are.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1))
@@ -117,10 +122,13 @@ class Learner(nn.Module):
         self._freeze(copied, bayesian)
         self._set_prior(prior, start)
         self.log_noise: nn.Parameter | None = None
-        self.predict = self._compiled(example, options)
-        self._answer: Any = torch.compile(self.predict) if compiled else self.predict
+        self.predict = self._predictor(example, options)
+        self.compiled = compiled
+        self._fast: Any = None  # the compiled objective
+        self._shapes: Any = None  # that it is for
         with torch.no_grad():
             mean = self._belief(example).mean
+        self._outputs = mean[:1]
         if self.likelihood.noisy:
             shape = self.likelihood.noise_shape(tuple(mean.shape[1:]))
             value = torch.as_tensor(1.0 if noise is None else noise, dtype=mean.dtype, device=mean.device)
@@ -210,7 +218,7 @@ class Learner(nn.Module):
             }
         self.prior: Prior = "layer" if prior is None else prior
 
-    def _compiled(self, example: Any, options: dict[str, Any]) -> Predictor:
+    def _predictor(self, example: Any, options: dict[str, Any]) -> Predictor:
         options = {"check": False} | options
         if self.likelihood.classes and self.likelihood.covariance:
             options.setdefault("task", "classification")
@@ -220,15 +228,18 @@ class Learner(nn.Module):
         return predict
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("predict", "_answer"):  # no submodules: their parameters are the network's
+        if name == "predict":  # no submodule: its parameters are the network's
             self.__dict__[name] = value
         else:
             super().__setattr__(name, value)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_fast": None, "_shapes": None}  # compiled code is of one learner
+
     # ---- training
 
     def _belief(self, x: Any) -> Belief:
-        belief = called(self._answer, x)
+        belief = called(self.predict, x)
         if not isinstance(belief, Belief):
             raise InvalidType(f"the model returns a {type(belief).__name__}; a fit takes one tensor of outputs.")
         return belief
@@ -246,11 +257,27 @@ class Learner(nn.Module):
             rows: N, of the whole training set.
             kl_weight: w of the divergence; 1 for the bound.
         """
+        scale = kl_weight / rows
+        shapes = [tuple(t.shape) for t in pytree.tree_leaves((x, y)) if isinstance(t, Tensor)]
+        if self.compiled and torch.is_grad_enabled() and self._shapes in (None, shapes):
+            target = self.likelihood.targets(y, self._outputs.expand(len(y), *self._outputs.shape[1:]))
+            if self._fast is None:
+                self._shapes, self._fast = shapes, _compiled(self)
+            return Loss(*self._fast(x, target, self._outputs.new_tensor(scale)))
+        return Loss(*self._objective(x, y, scale))
+
+    def _objective(self, x: Any, y: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         belief = self._belief(x)
-        target = self.targets(y, belief)
-        nll = self.likelihood.expected(belief, target, self.noise()).mean()
+        nll = self.likelihood.expected(belief, self.targets(y, belief), self.noise()).mean()
         divergence = self.divergence().to(nll)
-        return Loss(nll + kl_weight / rows * divergence, nll, divergence)
+        return nll + scale * divergence, nll, divergence
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Learner:
+        """`.to` and friends: compiled code is of one device."""
+        self._fast = self._shapes = None
+        super()._apply(fn, recurse)
+        self._outputs = fn(self._outputs)
+        return self
 
     def targets(self, y: Tensor, belief: Belief) -> Tensor:
         """Checked targets."""
@@ -349,3 +376,17 @@ def checked_learn(learn: Sequence[str], likelihood: Likelihood) -> tuple[str, ..
     if "noise" in learn and not likelihood.noisy:
         raise InvalidValue(f'likelihood {likelihood.name!r} has no noise to learn; leave "noise" out.')
     return tuple(learn)
+
+
+def _compiled(learner: Learner) -> Any:
+    """The objective of one learner, compiled.
+
+    Nothing that torch's guards would look at in every call changes while a learner is trained (its shapes are compared
+    in `loss`), and to look takes longer than a small network's step: they are left out. So no two learners may share
+    code, which torch keeps what it compiled with.
+    """
+    objective = Learner._objective
+    code = objective.__code__.replace()
+    apart = types.FunctionType(code, objective.__globals__, objective.__name__, objective.__defaults__)
+    options = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
+    return torch.compile(types.MethodType(apart, learner), fullgraph=True, dynamic=False, options=options)

@@ -80,12 +80,12 @@ def _cumulants(x: Argument, p: Argument) -> tuple[Tensor, Tensor]:
 
 
 def _cube_over_square(x: Argument) -> Tensor:
-    """E[x³]/E[x²]; 0 where x is."""
+    """E[x³]/E[x²]; that of E[x²] = 1 where x is 0, or so small that the gradient of a quotient overflows."""
     if not isinstance(x, Value):
         return x
     square = x.mean.square()
     second = square + x.variance
-    return x.mean * ((square + 3 * x.variance) / torch.where(second > 0, second, 1.0))
+    return x.mean * ((square + 3 * x.variance) / torch.where(second > 16 * torch.finfo(second.dtype).tiny, second, 1.0))
 
 
 def zero_or_larger(p: float) -> tuple[float, float, float]:

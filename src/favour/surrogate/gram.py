@@ -71,6 +71,8 @@ def weighted_gram(g: Tensor, variance: Tensor) -> Tensor:
         k, n = rows.shape
         pairs = (rows.unsqueeze(0) * rows.unsqueeze(1)).reshape(k * k, n)
         return (flat(variance.unsqueeze(0)).squeeze(0) @ pairs.T).unflatten(1, (k, k))
+    if g.shape[0] == 1:
+        return (flat(g * g).squeeze(0) * flat(variance.unsqueeze(0)).squeeze(0)).sum(-1)[:, None, None]
     if g.requires_grad or variance.requires_grad:
         return inner(scaled(g, variance), g)
     rooted = scaled(g, stored(_positive(variance).sqrt()))  # one product less, and exactly symmetric
@@ -88,9 +90,10 @@ def stored(factor: Tensor) -> Tensor:
     """The same tensor, computed once.
 
     A compiler fuses what makes a slope into every product with it, and so computes it anew for each covector.
-    Reading it as a strided view makes inductor write it to memory first.
+    Reading it as a strided view makes inductor write it to memory first. What gradients go through is stored anyway.
     """
-    if torch.compiler.is_compiling() and not torch.compiler.is_exporting() and factor.is_contiguous():
+    compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    if compiling and factor.is_contiguous() and not factor.requires_grad:
         return factor.as_strided(factor.shape, factor.stride())
     return factor
 

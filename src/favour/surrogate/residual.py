@@ -33,7 +33,7 @@ class EffectiveDraw:
 
     def explained(self) -> Tensor:
         """What secants explain of the residual."""
-        b, some = self.curvature(), self.variance > 0
+        b, some = self.curvature(), self.variance > 16 * torch.finfo(self.variance.dtype).tiny
         ratio = torch.where(some, self.third / torch.where(some, self.variance, 1.0), 0.0)
         return b * self.third * (self.slope + 0.25 * b * ratio)
 

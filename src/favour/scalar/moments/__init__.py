@@ -13,6 +13,7 @@ to f changes mean and slope and leaves the residual alone: the formulas use that
 | file | functions |
 |---|---|
 | `piecewise` | piecewise linear and constant: closed forms from the tails of the Gaussian (`tails`) |
+| `relu` | max(x, 0), with its gradient |
 | `closed` | exp, sin, cos, integer powers; the delta method |
 | `gated` | GELU: closed but for one smooth integral |
 | `integration` | everything else, by quadrature |
@@ -26,10 +27,10 @@ from favour.scalar.moments.piecewise import (
     piecewise_curvature,
     piecewise_linear,
     piecewise_slope,
-    relu,
     step,
 )
 from favour.scalar.moments.record import Function, Kinks, Moments, Number, widen
+from favour.scalar.moments.relu import relu
 from favour.scalar.moments.tails import normal_tail
 
 __all__ = [

@@ -59,7 +59,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from favour.scalar.moments.piecewise import relu
+from favour.scalar.moments.relu import relu
 from favour.scalar.moments.record import Number
 from favour.scalar.moments.tails import FAR, PDF0, tails
 

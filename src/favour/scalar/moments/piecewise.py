@@ -14,7 +14,6 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
 
 from favour.scalar.moments.integration import legendre
 from favour.scalar.moments.record import Kinks, Moments, Number, widen
@@ -25,59 +24,6 @@ def affine(mean: Tensor, variance: Tensor, *, scale: Number = 1.0, shift: Number
     """f(x) = scale·x + shift, exactly."""
     mean, variance, out = widen(mean, variance)
     return Moments(scale * mean + shift, scale * torch.ones_like(mean), torch.zeros_like(variance)).to(out)
-
-
-def relu(mean: Tensor, variance: Tensor) -> Moments:
-    """f(x) = max(x, 0): `piecewise_linear` with one kink at 0, in as few operations as possible.
-
-    With a = |μ|/σ:  mean = max(μ, 0) + σh(a),  slope = Φ(μ/σ),  residual = σ²(e(a) − h(a)² − Q(a)²).
-
-    Args:
-        mean: μ, any shape.
-        variance: σ² ≥ 0, the same shape.
-
-    Example:
-        >>> m = relu(torch.zeros(1), torch.ones(1))
-        >>> round(m.mean.item(), 4), round(m.slope.item(), 4), round(m.residual.item(), 4)
-        (0.3989, 0.5, 0.0908)
-    """
-    mean, variance, out = widen(mean, variance)
-    if not (torch.compiler.is_compiling() or _differentiated(mean) or _differentiated(variance)):
-        return _relu_by_arithmetic(mean, variance).to(out)
-    certain = variance <= 0
-    safe = variance.masked_fill(certain, 1.0)
-    sigma = torch.sqrt(safe)
-    s = mean / sigma
-    positive = mean > 0
-    a = torch.where(positive, s, -s).clamp(max=FAR).masked_fill(certain, FAR)
-    upper, first, second = tails(a)
-    return Moments(
-        torch.relu(mean) + sigma * first,
-        torch.where(positive, 1 - upper, upper),
-        safe * (second - first * first - upper * upper).clamp(min=0),
-    ).to(out)
-
-
-def _differentiated(x: Tensor) -> bool:
-    """Whether autograd follows x, in reverse or forward mode."""
-    return (torch.is_grad_enabled() and x.requires_grad) or unpack_dual(x).tangent is not None
-
-
-def _relu_by_arithmetic(mean: Tensor, variance: Tensor) -> Moments:
-    """`relu` without comparisons and selections, which on a CPU cost twenty times a multiplication.
-
-    At σ = 0 the ratio |μ|/σ is infinite or not a number, and its gradient too: for plain evaluation only.
-    """
-    variance = torch.relu(variance)
-    sigma = torch.sqrt(variance)
-    a = (mean / sigma).abs().nan_to_num(nan=FAR, posinf=FAR).clamp(max=FAR)
-    upper, first, second = tails(a)
-    residual = torch.addcmul(torch.addcmul(second, first, first, value=-1), upper, upper, value=-1)
-    return Moments(
-        torch.addcmul(torch.relu(mean), sigma, first),
-        (torch.sign(mean).clamp(min=0) - upper).abs(),  # Q or 1 − Q
-        variance * residual.clamp(min=0),
-    )
 
 
 def _piecewise_value(x: Tensor, offset: Number, slope: Number, kinks: Kinks) -> Tensor:

@@ -32,6 +32,9 @@ def polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
     """Horner's rule, highest power first."""
     value = x * coefficients[0] + coefficients[1]
     for coefficient in coefficients[2:]:
+        if torch.compiler.is_compiling():
+            value = value * x + coefficient
+            continue
         value = torch.addcmul(torch.full((), coefficient, dtype=x.dtype, device=x.device), value, x)
     return value
 
