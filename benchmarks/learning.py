@@ -3,9 +3,10 @@
 python benchmarks/learning.py [--compiled] [--rounds 100] [--only PART]
 
 A step is loss, gradients and Adam. The ordinary one is of the same network with plain loss, dropout drawn if it has
-any; with --compiled it is compiled as well, and the faster of the two counts (compiled dropout is slower than eager). "regression" learns weights, variances, rates and noise of 8-50-50-1, batch 1,000 (and of 8-50-1, batch 128, as the
-studies of UCI tables do); "classification" of
-784-400-400-10, batch 512, with k directions or all ten outputs. Seconds are the processor's, in one thread: the
+any; with --compiled it is compiled as well, and the faster of the two counts (compiled dropout is slower than eager).
+"regression" learns weights, variances, rates and noise of 8-50-50-1, batch 1,000, or of 8-50-1, batch 128;
+"classification" of 784-400-400-10, batch 512, with k directions or all ten outputs.
+Seconds are the processor's, in one thread: the
 candidates take turns, and the ratio of their least over the rounds is reported. Rows that results/learning_cost.json
 has of the other mode stay.
 """

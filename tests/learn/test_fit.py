@@ -294,6 +294,57 @@ def test_gradients_of_the_whole_objective() -> None:
             assert float(gradient.view(-1)[i]) == pytest.approx(want, rel=1e-5, abs=1e-8), name
 
 
+@pytest.mark.parametrize("secant", [False, True])
+def test_gradients_are_finite_where_units_never_fire(secant: bool) -> None:
+    """Moments of such units are denormal numbers, whose reciprocals overflow."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(8, 50), nn.ReLU(), nn.Dropout(0.1), nn.Linear(50, 50), nn.ReLU(), nn.Dropout(0.1), nn.Linear(50, 1)
+    )
+    x, y = torch.randn(1000, 8), torch.randn(1000, 1)
+    learner = Learner(model, x[:2], likelihood="gaussian", noise=1.0, method="adjoint", secant=secant)
+    learner.loss(x, y, rows=1000).total.backward()
+    assert all(bool(p.grad.isfinite().all()) for p in learner.parameters())
+
+
+@pytest.mark.slow
+def test_compiled_objectives() -> None:
+    """Values and gradients of two learners at once, batches of another shape, targets that are refused, a copy."""
+    x, y = rows(32)
+    learners = [Learner(net(0.2), x, likelihood="gaussian", noise=0.5, compiled=True) for _ in range(2)]
+    for learner in learners:
+        plain = Learner(net(0.2), x, likelihood="gaussian", noise=0.5)
+        plain.load_state_dict(learner.state_dict())
+        for n, weight in ((32, 1.0), (32, 0.1), (7, 1.0)):
+            for each in (learner, plain):
+                each.zero_grad()
+                each.loss(x[:n], y[:n], 50, weight).total.backward()
+            torch.testing.assert_close(learner.loss(x[:n], y[:n], 50, weight), plain.loss(x[:n], y[:n], 50, weight))
+            for name, parameter in learner.named_parameters():
+                want = plain.get_parameter(name).grad
+                torch.testing.assert_close(parameter.grad, want, rtol=1e-4, atol=1e-6 * float(want.abs().max()))
+    with pytest.raises(favour.errors.InvalidValue, match="nan"):
+        learners[0].loss(x, torch.full_like(y, math.nan), 50)
+    twin = copy.deepcopy(learners[0])
+    with torch.no_grad():
+        twin.network.model[0].weight.mul_(2)
+    assert float(twin.loss(x, y, 50).total.detach()) != float(learners[0].loss(x, y, 50).total.detach())
+
+
+def test_what_cannot_be_compiled_says_so(monkeypatch) -> None:
+    x, y = rows(32)
+    learner = Learner(net(), x, likelihood="gaussian", noise=0.5, compiled=True)
+    plain = learner._objective(x, y, 1 / 32)
+
+    def refuse(*_: Tensor) -> Tensor:
+        raise torch._dynamo.exc.Unsupported("no such operation")
+
+    monkeypatch.setattr("favour.learn.learner.optimised", lambda _: refuse)
+    with pytest.warns(favour.errors.FavourWarning, match="no such operation"):
+        assert torch.equal(learner.loss(x, y, 32).total, plain[0])
+    learner.loss(x, y, 32)
+
+
 # ----------------------------------------------------------------------- refusals
 
 
@@ -324,6 +375,22 @@ LABELS = torch.zeros(40).long()
         ({"loader": iter([]), "validation": 0}, favour.errors.InvalidValue, "empty"),
         ({"loader": DataLoader(Endless())}, favour.errors.InvalidValue, "validation="),
         ({"loader": 3}, favour.errors.InvalidType, "int"),
+        ({"loader": (X.numpy(), Y.numpy())}, favour.errors.InvalidType, "torch.as_tensor"),
+        ({"loader": (torch.zeros(40, 3), Y)}, favour.errors.InvalidValue, r"cannot be called.*\(36, 3\) float32"),
+        ({"loader": (X.double(), Y)}, favour.errors.InvalidValue, "cannot be called.*float64"),
+        (
+            {"model": net(out=3), "loader": (X, LABELS), "validation": (X, LABELS + 7), "likelihood": "categorical"},
+            favour.errors.InvalidValue,
+            "label 7",
+        ),
+        ({"batch_size": 0}, favour.errors.InvalidValue, "batch_size"),
+        ({"rank": -1, "posterior": "low_rank"}, favour.errors.InvalidValue, "rank"),
+        ({"patience": 0}, favour.errors.InvalidValue, "patience"),
+        ({"seed": "a"}, favour.errors.InvalidType, "seed"),
+        ({"callbacks": [3]}, favour.errors.InvalidType, "callbacks"),
+        ({"noise": torch.ones(5)}, favour.errors.ShapeMismatch, r"\(5,\)"),
+        ({"checkpoint": "."}, favour.errors.InvalidValue, "checkpoint"),
+        ({"checkpoint": "no/such/folder/fit.pt"}, favour.errors.InvalidValue, "checkpoint"),
         ({"loader": [X]}, favour.errors.InvalidType, "pairs"),
         ({"loader": (X, Y[:3])}, favour.errors.ShapeMismatch, "40 inputs and 3 targets"),
         ({"loader": [(X, Y[:3])]}, favour.errors.ShapeMismatch, "40 inputs and 3 targets"),
@@ -372,6 +439,19 @@ def test_bad_input(how: dict, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         fit(model, how.pop("loader", (X, Y)), **how)
     assert same(before, state(model)) and all(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("content", [b"PK\x03\x04abc", {"description": "no JSON"}, {"state": {}}])
+def test_damaged_checkpoints(tmp_path, content: object) -> None:
+    path = tmp_path / "fit.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    with pytest.raises(favour.errors.CorruptFile, match=r"fit\.pt"):
+        fit(net(), (X, Y), checkpoint=path)
+    with pytest.raises(favour.errors.InvalidType, match=r"torch\.nn\.Module"):
+        fit(lambda x: x, (X, Y))
 
 
 def test_a_diverging_fit_gives_its_last_good_state() -> None:

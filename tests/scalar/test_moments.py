@@ -345,6 +345,27 @@ def test_gradcheck(name):
     assert torch.autograd.gradcheck(lambda m, v: tuple(CHECKED[name](m, v)), (mean, variance), atol=1e-6)
 
 
+def test_gradients_of_relu():
+    """Written out: once more differentiable, the same through transforms, finite and 0 where they ought to be."""
+    mean, variance = column(-1.1, 0.3, 1.7).requires_grad_(), column(0.4, 1.2, 0.09).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda m, v: tuple(gauss.relu(m, v)), (mean, variance), atol=1e-6)
+    mean, variance = mean.detach(), variance.detach()
+
+    def residual(m):
+        return gauss.relu(m, variance).residual.sum()
+
+    forwards = torch.func.hessian(residual)(mean)
+    torch.testing.assert_close(forwards, torch.func.jacrev(torch.func.jacrev(residual))(mean))
+    torch.testing.assert_close(forwards.diagonal(), torch.autograd.functional.hessian(residual, mean).diagonal())
+    far = torch.tensor([1e3, 10.0, -10.0, 3.0, 0.0, -3.0, 20.0], requires_grad=True)
+    tiny = torch.tensor([1e-6, 1e-6, 1e-6, 0.0, 0.0, 0.0, 1.0], requires_grad=True)
+    m, slope, residue = gauss.relu(far, tiny)
+    by_mean, by_variance = torch.autograd.grad(m.sum(), (far, tiny), retain_graph=True)
+    assert by_mean.tolist() == [1, 1, 0, 1, 0, 0, 1] and by_variance.tolist() == [0] * 7
+    for part in (slope, residue):
+        assert all(not g.any() for g in torch.autograd.grad(part.sum(), (far, tiny), retain_graph=True))
+
+
 @pytest.mark.parametrize("name", CHECKED)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(name, dtype):

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from favour.errors import InvalidValue, OutOfRange
+from favour.errors import InvalidType, InvalidValue, OutOfRange
 from favour.learn.divergence import Prior
 from favour.learn.fitted import Fitted
 from favour.learn.history import Callback, bar
@@ -34,6 +34,7 @@ from favour.learn.learner import LEARN, Learner
 from favour.learn.likelihoods import Likelihood
 from favour.learn.rows import Rows, moved, rows_of
 from favour.learn.task import Schedule, Task
+from favour.methods.method import check_whole
 from favour.posterior import Posterior
 
 WEIGHTS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 3e-4, 1e-4)
@@ -124,10 +125,15 @@ def fit(
         >>> fitted.predict(x).variance.shape, fitted.noise_variance.shape
         (torch.Size([200, 1]), torch.Size([1]))
     """
-    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-        raise InvalidValue(f"`epochs` is {epochs!r}; a whole number of at least 1 is needed.")
-    if kl_weight is not None and not 0 <= kl_weight < math.inf:
-        raise InvalidValue(f"`kl_weight` is {kl_weight}; a number of at least 0 is needed.")
+    _check(model, callbacks, checkpoint, kl_weight)
+    for name, number, least in (
+        ("epochs", epochs, 1),
+        ("batch_size", batch_size, 1),
+        ("rank", rank, 0),
+        ("seed", seed, 0),
+    ):
+        check_whole(name, number, least)
+    check_whole("patience", patience, 1, optional=True)
     rows = rows_of(loader, validation, batch_size, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -149,6 +155,8 @@ def fit(
             precision=precision,
             **options,
         )
+        for _, y in rows.held:
+            learner.checked(y)
         task = Task(learner, rows, device, seed, tuple(callbacks), options | {"precision": precision}, check)
         if learner.log_noise is not None and noise is None:
             task.start_noise()
@@ -157,6 +165,18 @@ def fit(
         with bar(progress, f"fitting {type(model).__name__}", sum(plan.steps)) as show:
             task.run(plan, show)
         return task.result()
+
+
+def _check(model: Any, callbacks: Sequence[Any], checkpoint: Any, kl_weight: float | None) -> None:
+    if not isinstance(model, nn.Module):
+        raise InvalidType(f"`model` is a {type(model).__name__}; a torch.nn.Module is needed.")
+    if kl_weight is not None and not 0 <= kl_weight < math.inf:
+        raise InvalidValue(f"`kl_weight` is {kl_weight}; a number of at least 0 is needed.")
+    for callback in callbacks:
+        if not callable(callback):
+            raise InvalidType(f"`callbacks` holds {callback!r}; functions of a learner and a record are needed.")
+    if checkpoint is not None and (Path(checkpoint).is_dir() or not Path(checkpoint).parent.is_dir()):
+        raise InvalidValue(f"`checkpoint` is `{checkpoint}`; the name of a file in a folder that exists is needed.")
 
 
 def _schedule(

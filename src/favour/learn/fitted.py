@@ -119,6 +119,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise
     except Exception as error:
         raise CorruptFile(f"`{path}` is damaged, or no file of a fit: {type(error).__name__}") from error
-    if not isinstance(content, dict) or "description" not in content:
-        raise CorruptFile(f"`{path}` is no file of a fit.")
+    try:
+        json.loads(content["description"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptFile(f"`{path}` is no file of a fit.") from error
     return content

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from favour.errors import FavourError, InvalidValue
 from favour.learn import rates
 from favour.learn.rows import size_of
 from favour.posterior import Posterior
@@ -65,6 +67,12 @@ def calls_of(model: nn.Module, example: Any) -> dict[str, Tensor]:
         size_of(example)
         with torch.no_grad():
             called(model, example)
+    except FavourError:
+        raise
+    except Exception as error:
+        tensors = [t for t in pytree.tree_leaves(example) if isinstance(t, Tensor)]
+        listed = ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors)
+        raise InvalidValue(f"the model cannot be called with the inputs given, {listed}: {error}") from error
     finally:
         for hook in hooks:
             hook.remove()

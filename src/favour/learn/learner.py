@@ -12,7 +12,6 @@ the statistics they came with, since a belief is that of the network in use, not
 from __future__ import annotations
 
 import copy
-import types
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,8 +21,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from favour.belief import Belief
-from favour.errors import InvalidType, InvalidValue, NothingUncertain, ShapeMismatch, UnknownName
+from favour.errors import FavourWarning, InvalidType, InvalidValue, NothingUncertain, ShapeMismatch, UnknownName
 from favour.learn import rates, spread
+from favour.learn.compiling import of_compiler, optimised
 from favour.learn.divergence import GROUPS, Prior, kl, prior_std
 from favour.learn.layers import below, called, calls_of, layers_of, prefixed, scale, units_of, within
 from favour.learn.likelihoods import Likelihood
@@ -129,9 +129,12 @@ class Learner(nn.Module):
         with torch.no_grad():
             mean = self._belief(example).mean
         self._outputs = mean[:1]
+        self._scale = 0.0, mean.new_zeros(())  # of the divergence, and as a tensor
         if self.likelihood.noisy:
             shape = self.likelihood.noise_shape(tuple(mean.shape[1:]))
             value = torch.as_tensor(1.0 if noise is None else noise, dtype=mean.dtype, device=mean.device)
+            if tuple(value.shape) not in ((), (1,), tuple(shape)):
+                raise ShapeMismatch(f"`noise` has shape {tuple(value.shape)}; that of an output is {shape}.")
             if not bool((value > 0).all()):
                 raise InvalidValue(f"`noise` is {noise}; a variance above 0 is required.")
             self.log_noise = nn.Parameter(value.log().expand(shape).clone(), "noise" in self.learn)
@@ -260,10 +263,18 @@ class Learner(nn.Module):
         scale = kl_weight / rows
         shapes = [tuple(t.shape) for t in pytree.tree_leaves((x, y)) if isinstance(t, Tensor)]
         if self.compiled and torch.is_grad_enabled() and self._shapes in (None, shapes):
-            target = self.likelihood.targets(y, self._outputs.expand(len(y), *self._outputs.shape[1:]))
+            target = self.checked(y)
             if self._fast is None:
-                self._shapes, self._fast = shapes, _compiled(self)
-            return Loss(*self._fast(x, target, self._outputs.new_tensor(scale)))
+                self._shapes, self._fast = shapes, optimised(self._objective)
+            if scale != self._scale[0]:
+                self._scale = scale, self._outputs.new_tensor(scale)
+            try:
+                return Loss(*self._fast(x, target, self._scale[1]))
+            except Exception as error:
+                if not of_compiler(error):
+                    raise
+                self.compiled, self._fast = False, None
+                warnings.warn(f"this objective cannot be compiled, and runs as it is: {error}", FavourWarning, 2)
         return Loss(*self._objective(x, y, scale))
 
     def _objective(self, x: Any, y: Tensor, scale: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -277,7 +288,12 @@ class Learner(nn.Module):
         self._fast = self._shapes = None
         super()._apply(fn, recurse)
         self._outputs = fn(self._outputs)
+        self._scale = 0.0, self._outputs.new_zeros(())
         return self
+
+    def checked(self, y: Tensor) -> Tensor:
+        """Checked targets, before there are predictions."""
+        return self.likelihood.targets(y, self._outputs.expand(len(y), *self._outputs.shape[1:]))
 
     def targets(self, y: Tensor, belief: Belief) -> Tensor:
         """Checked targets."""
@@ -376,17 +392,3 @@ def checked_learn(learn: Sequence[str], likelihood: Likelihood) -> tuple[str, ..
     if "noise" in learn and not likelihood.noisy:
         raise InvalidValue(f'likelihood {likelihood.name!r} has no noise to learn; leave "noise" out.')
     return tuple(learn)
-
-
-def _compiled(learner: Learner) -> Any:
-    """The objective of one learner, compiled.
-
-    Nothing that torch's guards would look at in every call changes while a learner is trained (its shapes are compared
-    in `loss`), and to look takes longer than a small network's step: they are left out. So no two learners may share
-    code, which torch keeps what it compiled with.
-    """
-    objective = Learner._objective
-    code = objective.__code__.replace()
-    apart = types.FunctionType(code, objective.__globals__, objective.__name__, objective.__defaults__)
-    options = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
-    return torch.compile(types.MethodType(apart, learner), fullgraph=True, dynamic=False, options=options)

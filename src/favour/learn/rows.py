@@ -62,6 +62,9 @@ def rows_of(loader: Any, validation: Any, batch_size: int, seed: int) -> Rows:
             raise InvalidValue("`validation` is empty.")
     if _is_pair(loader):
         return _of_pair(loader, share, held, batch_size, seed)
+    if isinstance(loader, tuple):
+        kinds = ", ".join(type(part).__name__ for part in loader)
+        raise InvalidType(f"`loader` is a tuple of {kinds}; one pair is of tensors: `torch.as_tensor` makes them.")
     if isinstance(loader, DataLoader) and share:
         return _of_dataset(loader, share, seed)
     if isinstance(loader, list) and share:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from favour.errors import DivergedFit, FavourError, InvalidValue
+from favour.errors import CorruptFile, DivergedFit, FavourError, InvalidValue
 from favour.learn import rates
 from favour.learn.fitted import Fitted, read, write
 from favour.learn.history import Callback, Record, judge
@@ -225,9 +225,12 @@ class Task:
                 f"`{self.checkpoint}` is of another fit: its epochs, seed, rows, `learn`, likelihood, `lr` or sizes "
                 "differ. Name another file, or delete it."
             )
+        missing = [k for k in ("state", "kept", "noise", "optimiser") if k not in content]
+        if missing:
+            raise CorruptFile(f"`{self.checkpoint}` lacks {', '.join(missing)}; delete it to begin anew.")
         self.learner.load_state_dict(content["state"])
         optimiser.load_state_dict(content["optimiser"])
-        self.kept, self.noise, self.spent = content["kept"], content.get("noise"), description["seconds"]
+        self.kept, self.noise, self.spent = content["kept"], content["noise"], description["seconds"]
         self.history = [Record(**record) for record in description["history"]]
         self.best = None if description["best"] is None else self.history[description["best"]]
         self.first = -self.history[0].bound / self.rows.count

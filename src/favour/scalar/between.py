@@ -26,8 +26,8 @@ from torch import Tensor
 from favour.graph.tracing import constant
 from favour.scalar.function import ScalarFunction
 from favour.scalar.moments.piecewise import piecewise_linear
-from favour.scalar.moments.relu import relu
 from favour.scalar.moments.record import Number, widen
+from favour.scalar.moments.relu import relu
 from favour.scalar.table import table
 from favour.surrogate import partners
 

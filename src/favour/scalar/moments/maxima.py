@@ -59,8 +59,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from favour.scalar.moments.relu import relu
 from favour.scalar.moments.record import Number
+from favour.scalar.moments.relu import relu
 from favour.scalar.moments.tails import FAR, PDF0, tails
 
 # −∞ without its arithmetic: the mean of an entry that a window at the edge does not have.
