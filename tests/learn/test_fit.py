@@ -294,16 +294,25 @@ def test_gradients_of_the_whole_objective() -> None:
             assert float(gradient.view(-1)[i]) == pytest.approx(want, rel=1e-5, abs=1e-8), name
 
 
-@pytest.mark.parametrize("secant", [False, True])
-def test_gradients_are_finite_where_units_never_fire(secant: bool) -> None:
-    """Moments of such units are denormal numbers, whose reciprocals overflow."""
+@pytest.mark.parametrize("how", [{"secant": False}, {"secant": True}, {"pairs": 4}])
+def test_gradients_are_finite_where_units_never_fire(how: dict) -> None:
+    """Moments of such units are 0 or denormal numbers, where roots and quotients have no gradient."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(8, 50), nn.ReLU(), nn.Dropout(0.1), nn.Linear(50, 50), nn.ReLU(), nn.Dropout(0.1), nn.Linear(50, 1)
     )
     x, y = torch.randn(1000, 8), torch.randn(1000, 1)
-    learner = Learner(model, x[:2], likelihood="gaussian", noise=1.0, method="adjoint", secant=secant)
+    learner = Learner(model, x[:2], likelihood="gaussian", noise=1.0, method="adjoint", **how)
     learner.loss(x, y, rows=1000).total.backward()
+    assert all(bool(p.grad.isfinite().all()) for p in learner.parameters())
+
+
+def test_gradients_are_finite_behind_pooling() -> None:
+    torch.manual_seed(0)
+    pooled = [nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout2d(0.2), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(100, 1)]
+    x = torch.rand(40, 1, 12, 12)
+    learner = Learner(nn.Sequential(*pooled), x[:2], likelihood="gaussian", noise=1.0)
+    learner.loss(x, torch.zeros(40, 1), rows=40).total.backward()
     assert all(bool(p.grad.isfinite().all()) for p in learner.parameters())
 
 

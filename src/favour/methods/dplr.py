@@ -37,7 +37,7 @@ from favour.methods.method import Bound, Method, Numerics, check_whole, register
 from favour.methods.pending import Pending, Start
 from favour.methods.start import start_of
 from favour.passes.plan.steps import Plan, Step
-from favour.surrogate import DiagonalNoise, LinearMap, Surrogate, diagonal_columns, flat
+from favour.surrogate import DiagonalNoise, LinearMap, Surrogate, diagonal_columns, flat, root
 from favour.surrogate.value import Value
 
 # Of the kept part, where the user names none.
@@ -161,7 +161,7 @@ class Compressed(Representation):
         if diag is not None and step.forked and self.rank >= size:
             # Exact mode: what is independent now will reach two places, so it needs columns to stay aligned.
             self.count += 1
-            blocks[("fork", self.count)] = diagonal_columns(diag.clamp_min(0).sqrt())
+            blocks[("fork", self.count)] = diagonal_columns(root(diag))
             diag = None
         return Value(surrogate.mean, diag, blocks)
 

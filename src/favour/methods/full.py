@@ -21,7 +21,7 @@ from favour.methods.forward import Representation, Sweep, beliefs, forward, push
 from favour.methods.memory import free_memory
 from favour.methods.method import Bound, Method, register
 from favour.passes.plan.steps import Plan, Step
-from favour.surrogate import DiagonalNoise, Surrogate, diagonal_columns
+from favour.surrogate import DiagonalNoise, Surrogate, diagonal_columns, root
 from favour.surrogate.value import Value
 
 
@@ -84,7 +84,7 @@ class Explicit(Representation):
         """Turn the diagonal into columns."""
         if value.diag is None:
             return
-        columns = diagonal_columns(value.diag.clamp_min(0).sqrt())
+        columns = diagonal_columns(root(value.diag))
         value.replace(None, {**value.blocks, self._name(): columns})
 
 

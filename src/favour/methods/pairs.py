@@ -39,7 +39,7 @@ from torch import Tensor
 
 from favour.graph.tracing import constant
 from favour.methods.forward import Entry, Sweep, unexplained
-from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Pointwise, Residual
+from favour.surrogate import DiagonalNoise, LatentNoise, Noise, Pointwise, Residual, root
 from favour.surrogate.value import Value
 
 
@@ -95,8 +95,8 @@ class Pairs:
         self.draws[id(value)] = self.draws.get(id(value), 0) + draws
 
     def _spread(self, variance: Tensor, seed: int) -> Tensor:
-        root = variance.clamp_min(0).sqrt()
-        return root * self._signs(tuple(root.shape[1:]), root, seed)
+        spread = root(variance)
+        return spread * self._signs(tuple(spread.shape[1:]), spread, seed)
 
     def _signs(self, event: tuple[int, ...], like: Tensor, seed: int) -> Tensor:
         """(P, 1, *event): a sign in the group of each draw, 0 in the others."""

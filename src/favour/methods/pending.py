@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from favour.passes.plan.steps import Step
-from favour.surrogate import LinearMap, Noise, diagonal_columns, flat, inner, weighted_gram
+from favour.surrogate import LinearMap, Noise, diagonal_columns, flat, inner, root, weighted_gram
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Pending:
     def explicit(self) -> Tensor:
         """Columns of M − D, (k, batch, *event)."""
         parts = [] if self.columns is None else [self.columns]
-        parts += [G.apply(diagonal_columns(v.clamp_min(0).sqrt())) for G, v in self.spread]
+        parts += [G.apply(diagonal_columns(root(v))) for G, v in self.spread]
         parts += [noise.columns() for noise in self.noises]
         return torch.cat(parts)
 

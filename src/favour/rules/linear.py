@@ -54,6 +54,7 @@ from favour.surrogate import (
     constant_between,
     diagonal_latent,
     factor_noise,
+    root,
 )
 from favour.surrogate.matrices import Kept, Matrix
 from favour.surrogate.moments import Moments
@@ -149,7 +150,7 @@ def _over_uses(x: Moments, weight: Weight, gaussian: Gaussian) -> list[Tensor]:
     rest = gaussian.rows_between(x, x)
     for entry in row:
         rest = rest - entry.square()
-    row.append(rest.clamp_min(0).sqrt())
+    row.append(root(rest))
     return row
 
 

@@ -38,8 +38,8 @@ _STEPS = 8  # of Newton's method, from above the root of a convex function
 
 
 def effective_draw(third: Tensor, fourth: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """u, α and β; all 0 where the cumulants are, or the variance is."""
-    positive = variance > 0
+    """u, α and β; all 0 where the cumulants are, or the variance is (or its square no normal number any more)."""
+    positive = variance > 100 * torch.finfo(variance.dtype).tiny ** 0.5
     v = torch.where(positive, variance, 1.0)
     skew, excess = third / (v * v.sqrt()), fourth / v.square()
     square = skew.square()

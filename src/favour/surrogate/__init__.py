@@ -28,7 +28,7 @@ axis in front, the fold axis F: (F, batch, *event). A diagonal (variances) is (b
 
 from favour.surrogate.carried import Carried, Cumulants, LoneCumulants
 from favour.surrogate.generic import Generic
-from favour.surrogate.gram import diagonal_columns, flat, inner, stored, weighted_gram
+from favour.surrogate.gram import diagonal_columns, flat, inner, root, stored, weighted_gram
 from favour.surrogate.linear_map import (
     Composition,
     Identity,
@@ -94,6 +94,7 @@ __all__ = [
     "inner",
     "partners",
     "products",
+    "root",
     "scaled",
     "scaling",
     "stored",

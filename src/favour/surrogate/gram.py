@@ -86,6 +86,20 @@ def _positive(variance: Tensor) -> Tensor:
     return F.threshold(variance, torch.finfo(variance.dtype).tiny, 0.0)
 
 
+def root(variance: Tensor) -> Tensor:
+    """√ of what is at least 0 up to rounding; at 0 its gradient is 0, not infinite.
+
+    >>> v = torch.zeros(1, requires_grad=True)
+    >>> root(v).backward()
+    >>> v.grad
+    tensor([0.])
+    """
+    if not variance.requires_grad:
+        return variance.clamp_min(0).sqrt()
+    positive = variance > 0
+    return torch.where(positive, torch.where(positive, variance, 1.0).sqrt(), 0.0)
+
+
 def stored(factor: Tensor) -> Tensor:
     """The same tensor, computed once.
 

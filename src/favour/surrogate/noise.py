@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from favour.surrogate.gram import diagonal_columns, flat, inner, weighted_gram
+from favour.surrogate.gram import diagonal_columns, flat, inner, root, weighted_gram
 from favour.surrogate.linear_map import LinearMap, Unavailable, partners, scaled
 
 Between = Callable[["Tensor | None", int], "Noise"]
@@ -109,7 +109,7 @@ class DiagonalNoise(Noise):
         return g if c is None or self.skew is None else g + scaled(c, self.skew())
 
     def pulled(self, g: Tensor, c: Tensor | None = None) -> Tensor:
-        return scaled(self.bent(g, c), self.variance.clamp_min(0).sqrt())
+        return scaled(self.bent(g, c), root(self.variance))
 
     def secant_gram(self, g: Tensor, c: Tensor) -> Tensor:
         return self.gram(self.bent(g, c))
@@ -124,7 +124,7 @@ class DiagonalNoise(Noise):
         return weighted_gram(g, self.variance)
 
     def columns(self) -> Tensor:
-        return diagonal_columns(self.variance.clamp_min(0).sqrt())
+        return diagonal_columns(root(self.variance))
 
 
 @dataclass(eq=False)
@@ -152,10 +152,10 @@ class DenseNoise(Noise):
 
     def columns(self) -> Tensor:
         values, vectors = torch.linalg.eigh(self.matrix)
-        root = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)).permute(2, 0, 1)  # (m, batch or 1, m)
+        columns = (vectors * root(values).unsqueeze(-2)).permute(2, 0, 1)  # (m, batch or 1, m)
         if self.scale is None:
             return root
-        return root * self.scale.clamp_min(0).sqrt().unsqueeze(-1)
+        return columns * root(self.scale).unsqueeze(-1)
 
 
 @dataclass(eq=False)
@@ -178,7 +178,7 @@ class RotatedNoise(Noise):
         return weighted_gram(g @ self.basis, self.variance)
 
     def columns(self) -> Tensor:
-        return diagonal_columns(self.variance.clamp_min(0).sqrt()) @ self.basis.mT
+        return diagonal_columns(root(self.variance)) @ self.basis.mT
 
 
 @dataclass(eq=False)

@@ -61,7 +61,8 @@ def largest_independent(x: TwoValued, absent: float) -> Largest:
     width = x.up + x.down
     some = width > 0
     chance = torch.where(some, x.down / torch.where(some, width, 1.0), 0.5)  # of `up`
-    s = x.rest.clamp_min(0).sqrt()
+    left = x.rest > 0
+    s = torch.where(left, torch.where(left, x.rest, 1.0).sqrt(), 0.0)  # of which 0 has a gradient
     lowest = torch.where(there, x.mean - x.down - REACH * s, absent).amax(0)
     highest = torch.where(there, x.mean + x.up + REACH * s, absent).amax(0)
     span = highest - lowest
