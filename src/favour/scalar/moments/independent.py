@@ -77,7 +77,7 @@ def largest_independent(x: TwoValued, absent: float) -> Largest:
     others = (total.unsqueeze(0) - logs).exp()
     slopes = (others * partial).sum(1) * step
     variances = x.up * x.down + x.rest
-    positive = variances > 0
+    positive = variances > 100 * torch.finfo(variances.dtype).tiny ** 0.5  # the quotient's gradient overflows below
     slopes = torch.where(positive, slopes / torch.where(positive, variances, 1.0), 0.0)
     gap = highest - nodes
     # Moments of highest − y ≥ 0, of which P(· > u) = P(y < highest − u); below the first node nothing is left.
