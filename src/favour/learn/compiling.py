@@ -19,7 +19,7 @@ def optimised(method: Any) -> Any:
     apart = types.FunctionType(
         function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__
     )
-    options = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
+    options: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
     return torch.compile(types.MethodType(apart, method.__self__), fullgraph=True, dynamic=False, options=options)
 
 

@@ -154,7 +154,7 @@ class DenseNoise(Noise):
         values, vectors = torch.linalg.eigh(self.matrix)
         columns = (vectors * root(values).unsqueeze(-2)).permute(2, 0, 1)  # (m, batch or 1, m)
         if self.scale is None:
-            return root
+            return columns
         return columns * root(self.scale).unsqueeze(-1)
 
 

@@ -56,13 +56,13 @@ class _Relu(torch.autograd.Function):
     """The three moments; gradients may be differentiated again."""
 
     @staticmethod
-    def forward(ctx: Any, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+    def forward(ctx: Any, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         m, slope, residual = _values(mean, variance)
         ctx.save_for_backward(mean, variance, m, slope)
         return m, slope, residual
 
     @staticmethod
-    def backward(ctx: Any, at_mean: Tensor, at_slope: Tensor, at_residual: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, at_mean: Tensor, at_slope: Tensor, at_residual: Tensor) -> tuple[Tensor, Tensor]:
         mean, variance, m, slope = ctx.saved_tensors
         sigma = variance.masked_fill(variance <= 0, 1.0).sqrt()
         s = (mean / sigma).masked_fill(variance <= 0, FAR)
