@@ -655,3 +655,22 @@ def test_pictures_leave_without_their_draws_and_say_so(tmp_path):
     np.testing.assert_allclose(have["variance"], want.variance, rtol=1e-9)
     with pytest.raises(UnsupportedOperation, match="random numbers"):
         favour.export(favour.compile(net, x, method="pooled"), tmp_path / "other.pt2")
+
+
+def test_a_wrapped_output_is_scored_in_the_file_as_by_its_predictor(tmp_path):
+    """A model may return its logits in a dict: JSD and probabilities are of the head's draws all the same."""
+
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = lenet()[0]
+
+        def forward(self, x):
+            return {"logits": self.body(x)}
+
+    net, x = Wrapped().double(), torch.randn(5, 1, 12, 12, dtype=torch.float64)
+    predict = favour.compile(net, x)
+    file = favour.load_exported(favour.export(predict, tmp_path / "net.pt2"))(x)
+    np.testing.assert_allclose(file["jsd"], predict.jsd(x).detach(), rtol=1e-6)
+    np.testing.assert_allclose(file["jsd"], favour.scores.jsd(predict(x)["logits"]).detach(), rtol=1e-6)
+    np.testing.assert_allclose(file["probabilities"], predict.probabilities(x).detach(), rtol=1e-6)

@@ -24,6 +24,7 @@ from favour.belief import Belief
 from favour.belief.confidence import check_level
 from favour.classify import classes, predictive, scores
 from favour.classify.calibration import Calibrated
+from favour.classify.head.draw import unwrapped
 from favour.classify.simplex import as_given
 from favour.errors import InvalidType, InvalidValue, ReducedCovariance, UnknownName, UnsupportedOperation
 from favour.exporting.exported import Port
@@ -309,7 +310,7 @@ def choose(
     if link is not None and noise:
         raise InvalidValue(f"`noise` is {noise}, an observation noise; classes have none. Leave it out.")
     small = len(event) == 1 and 1 < event[0] <= SMALL
-    alone = isinstance(answer, Belief)
+    alone = isinstance(unwrapped(answer), Belief)
     inside = link is not None and end.logits is not None
     squashed = link is not None and squashed
     return Choices(

@@ -266,7 +266,8 @@ def warn_of_silence(predict: Propagator, stacklevel: int) -> None:
     )
     warnings.warn(
         f"nothing in this model is uncertain, so every standard deviation will be 0: it has {has}, and no posterior is "
-        "given (dropout with p = 0 counts as none). Give `favour.compile(..., posterior={'parameter': variance})`; "
+        "given (dropout with p = 0 counts as none). `favour.fit` learns a posterior in one more epoch; or give one, "
+        "`favour.compile(..., posterior={'parameter': variance})`; "
         "`favour.adapters` make posteriors from Laplace, VI, SWAG … Or set a rate with `dropout={'module name': p}` "
         "where the model has dropout, or call the predictor with inputs that are Beliefs, for which this can be "
         "ignored.",

@@ -97,9 +97,6 @@ class Pooled(Method):
     def memory(self, plan: Plan) -> int:
         return super().memory(plan) + 4 * self.n * output_entries(plan)
 
-    def unchecked(self) -> str:
-        return "its beliefs are corrected by samples already"
-
     def held(self) -> str:
         return (
             f"A forward sweep holds variances only; {self.n} draws of the network correct means and variances as far "

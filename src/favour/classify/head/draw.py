@@ -52,9 +52,15 @@ def probabilities(
             parts.append(predictive.mean_link(kind, z))
         return _joined(parts, 0)
     estimator = "nodes" if estimator == "auto" else estimator
-    belief = predict(*args, **kwargs)
+    belief = unwrapped(predict(*args, **kwargs))
     predictive.check_belief(belief)
     return predictive.expected(belief, predictive.check_event(tuple(belief.event_shape), kind), estimator)
+
+
+def unwrapped(answer: Any) -> Any:
+    """The belief of a model that returns its one output inside a dict or an object; another answer as it is."""
+    leaves = pytree.tree_leaves(answer, is_leaf=_is_belief)
+    return leaves[0] if len(leaves) == 1 else answer
 
 
 def sampled(
@@ -99,7 +105,7 @@ def divergence(
             _check_classes(tuple(z.shape[1:2]), kind)
             parts.append(disagreement(z))
         return _joined(parts, 0)
-    belief = predict(*args, **kwargs)
+    belief = unwrapped(predict(*args, **kwargs))
     if not isinstance(belief, Belief):
         raise UnsupportedOperation(
             f"the network's outputs are {type(belief).__name__}; `jsd` takes one output. Score one of them: "
