@@ -13,7 +13,9 @@ which for Gaussians is P(x_i is the largest), Stein's lemma. Slopes lie between 
 variance is never negative.
 
 Entries are a draw of two values beside a Gaussian, with their first four cumulants (`favour.scalar.effective`): exact
-for what a single unit of dropout leaves, and a Gaussian where nothing is skewed.
+for what a single unit of dropout leaves, and a Gaussian where nothing is skewed. A rare draw goes far, so half of the
+nodes lie where the likely values of all entries have their largest, and half on the whole way; steps narrower than the
+distance of nodes are widened to it, so that rounding moves nothing across a node.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from torch import Tensor
 from favour.scalar.moments.tails import PDF0, SQRT_HALF
 
 NODES = 64
+CELLS = (16, 32, 16)  # below, where and above the likely values of all entries have their largest
 REACH = 4.5  # standard deviations of a Gaussian
+RESOLVED = 0.5  # of the distance of nodes, the least standard deviation of a step
 
 
 @dataclass
@@ -65,41 +69,72 @@ def largest_independent(x: TwoValued, absent: float) -> Largest:
     s = torch.where(left, torch.where(left, x.rest, 1.0).sqrt(), 0.0)  # of which 0 has a gradient
     lowest = torch.where(there, x.mean - x.down - REACH * s, absent).amax(0)
     highest = torch.where(there, x.mean + x.up + REACH * s, absent).amax(0)
-    span = highest - lowest
-    step = span / NODES
-    grid = torch.arange(NODES, dtype=x.mean.dtype, device=x.mean.device) + 0.5
-    nodes = lowest + grid.reshape(-1, *[1] * lowest.ndim) * step  # (K, …)
-    s = torch.maximum(s, torch.where(span > 0, step, 1.0) * 1e-3)  # steps are resolved to the distance of nodes
-    below, partial = _sides(x, chance, s, nodes, there)
+    likely = x.mean + torch.where(chance < 0.5, -x.down, x.up)
+    centre = torch.where(there, likely, absent).amax(0)
+    low, high = (torch.where(there, likely + side * s, absent).amax(0) for side in (-REACH, REACH))
+    ends = (lowest, low, high, highest)
+    width_of = torch.cat([((v - u) / n).expand(n, *u.shape) for u, v, n in zip(ends, ends[1:], CELLS, strict=False)])
+    edges = torch.cat([_spaced(u, v, n) for u, v, n in zip(ends, ends[1:], CELLS, strict=False)])  # lower ones
+    nodes = torch.cat([edges + 0.5 * width_of, low.unsqueeze(0), high.unsqueeze(0)])
+    whole = highest - lowest
+    least = torch.where(whole > 0, whole * 1e-6, 1.0)
+    core = (high - low) / CELLS[1]
+    likely_s = torch.maximum(torch.maximum(s, core * RESOLVED / 2), least).unsqueeze(1)
+    rare_s = torch.maximum(likely_s, torch.cat([width_of, 0 * width_of[:2]]) * RESOLVED)
+    below, partial = _sides(x, chance, likely_s, rare_s, nodes, there)
     logs = below.clamp_min(1e-30).log()
     total = logs.sum(0)  # (K, …)
-    P = total.exp()
-    others = (total.unsqueeze(0) - logs).exp()
-    slopes = (others * partial).sum(1) * step
-    variances = x.up * x.down + x.rest
+    others = (total.unsqueeze(0) - logs).exp()[:, :-2]
+    P, at_low, at_high = total[:-2].exp(), total[-2].exp(), total[-1].exp()
+    partial = partial[:, :-2]
+    variances = torch.maximum(x.up * x.down + x.rest, (partial * width_of).sum(1))
     positive = variances > 100 * torch.finfo(variances.dtype).tiny ** 0.5  # the quotient's gradient overflows below
-    slopes = torch.where(positive, slopes / torch.where(positive, variances, 1.0), 0.0)
-    gap = highest - nodes
-    # Moments of highest − y ≥ 0, of which P(· > u) = P(y < highest − u); below the first node nothing is left.
-    first = (P * step).sum(0)
-    second = 2 * (P * gap * step).sum(0) - step.square() / 12  # gap·P ends with a slope of 1
-    third = 3 * (P * gap.square() * step).sum(0)
-    fourth = 4 * (P * gap.pow(3) * step).sum(0)
+    slopes = torch.where(positive, (others * partial * width_of).sum(1) / torch.where(positive, variances, 1.0), 0.0)
+    # E[(y − c)ⁿ] = n∫ (t − c)ⁿ⁻¹ (1(t > c) − P) dt, with c so near to y that little cancels. Sums at midpoints lack
+    # h²/24 times the difference of slopes at the ends of a stretch.
+    off = nodes[:-2] - centre
+    start, end = edges - centre, edges + width_of - centre
+    above = (start >= 0).to(P.dtype)
+    across = torch.where((start < 0) & (end > 0), end, 0.0)
+    beside = (above - P) * width_of
+    inner = (above * width_of.pow(3))[CELLS[0] : -CELLS[2]]
+
+    def moment(n: int) -> Tensor:
+        sums = (n * off.pow(n - 1) * beside + across.pow(n)).sum(0)
+        if n == 1:
+            return sums
+        if n > 2:  # (t − c)ⁿ⁻¹ itself, above c
+            sums = sums + (n * (n - 1) * (n - 2) / 24 * off[CELLS[0] : -CELLS[2]].pow(n - 3) * inner).sum(0)
+        below_core, in_core, above_core = ((v - u) / k for u, v, k in zip(ends, ends[1:], CELLS, strict=False))
+        lower, upper = ((t - centre).pow(n - 2) for t in (low, high))
+        lacking = below_core.square() * lower * at_low + in_core.square() * (upper * at_high - lower * at_low)
+        return sums - n * (n - 1) / 24 * (lacking + above_core.square() * upper * (1 - at_high))
+
+    first, second, third, fourth = (moment(n) for n in (1, 2, 3, 4))
     variance = (second - first.square()).clamp_min(0)
     skew = third - 3 * first * second + 2 * first.pow(3)
     kurt = fourth - 4 * first * third + 6 * first.square() * second - 3 * first.pow(4) - 3 * variance.square()
-    return Largest(highest - first, variance, -skew, kurt, slopes.clamp(0, 1))
+    return Largest(centre + first, variance, skew, kurt, slopes.clamp(0, 1))
 
 
-def _sides(x: TwoValued, chance: Tensor, s: Tensor, nodes: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
-    """F_i and L_i at the nodes, (n, K, …)."""
+def _spaced(low: Tensor, high: Tensor, count: int) -> Tensor:
+    """The lower edges of `count` cells."""
+    share = torch.arange(count, dtype=low.dtype, device=low.device).reshape(-1, *[1] * low.ndim) / count
+    return torch.lerp(low, high, share)
+
+
+def _sides(
+    x: TwoValued, chance: Tensor, likely: Tensor, rare: Tensor, nodes: Tensor, there: Tensor
+) -> tuple[Tensor, Tensor]:
+    """F_i and L_i at the nodes, (n, K, …), with standard deviations beside likely values and rare ones."""
     below = partial = torch.zeros_like(nodes)
     for weight, shift in ((chance, x.up), (1 - chance, -x.down)):
-        a = (nodes - (x.mean + shift).unsqueeze(1)) / s.unsqueeze(1)
+        s = torch.where(weight.unsqueeze(1) < 0.5, rare, likely)
+        a = (nodes - (x.mean + shift).unsqueeze(1)) / s
         above = 0.5 * torch.special.erfc(a * SQRT_HALF)
         density = torch.exp(-0.5 * a * a) * PDF0
         w = weight.unsqueeze(1)
         below = below + w * (1 - above)
-        partial = partial + w * (shift.unsqueeze(1) * above + s.unsqueeze(1) * density)
+        partial = partial + w * (shift.unsqueeze(1) * above + s * density)
     gone = ~there.unsqueeze(1)
     return below.masked_fill(gone, 1.0), partial.masked_fill(gone, 0.0)
