@@ -317,6 +317,7 @@ def test_gradients_are_finite_behind_pooling() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # inductor's own
 def test_compiled_objectives() -> None:
     """Values and gradients of two learners at once, batches of another shape, targets that are refused, a copy."""
     x, y = rows(32)
