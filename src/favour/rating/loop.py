@@ -26,7 +26,7 @@ from favour.rating.columns import rated_columns, schema, text_type
 from favour.rating.fit import example_of, reading_for
 from favour.rating.identity import Step, identity_of, next_step
 from favour.rating.job import Plan
-from favour.rating.models import Rater, open_model
+from favour.rating.models import Outputs, Rater, open_model
 from favour.rating.options import Options, checked
 from favour.rating.sources import Data, Unit, find, units
 from favour.rating.store import Store
@@ -178,17 +178,16 @@ def rate(
         return ready.finish(rows, bad)
 
 
-def _rateable(rater: Rater, example: npt.NDArray) -> npt.NDArray:
-    """The first rows, or zeros where the model fails on those: the columns of its answer are the same."""
+def _tried(rater: Rater, example: npt.NDArray) -> tuple[npt.NDArray, Outputs]:
+    """The first rows and what is answered, or zeros where the model fails on those: the columns are the same."""
     try:
-        rater(example)
+        return example, rater(example)
     except Exception as error:
         example = np.zeros_like(example)
         try:
-            rater(example)
+            return example, rater(example)
         except Exception:
             raise error from None
-    return example
 
 
 @contextmanager
@@ -217,8 +216,8 @@ def prepared(
     parts = list(units(sources, rows, reading.columns, carried))
     example, id_type = example_of(parts, reading, sources, EXAMPLE)
     rater = opened if isinstance(opened, Rater) else opened(example)
-    example = _rateable(rater, example)
-    columns = rated_columns(rater(example), rater.kind, options.level, rater.labels, options.every_class)
+    example, outputs = _tried(rater, example)
+    columns = rated_columns(outputs, rater.kind, options.level, rater.labels, options.every_class)
     wanted = schema(columns, id_type if store.form != "csv" else text_type(id_type))
     identity = identity_of(rater, sources, options)
     with store.locked():
