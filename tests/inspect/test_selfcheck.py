@@ -104,7 +104,7 @@ def test_fewer_inputs_then_fewer_draws_where_samples_are_dear(monkeypatch):
 
 def test_too_few_draws_to_tell_are_no_check():
     """As on a busy machine, where there is time for sixty draws of one input."""
-    for seed in (2, 16, 29, 31):
+    for seed in (2, 29, 31, 64):
         made = network(seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -121,7 +121,7 @@ def test_an_example_of_nothing_but_noise_is_no_ground_for_suspicion():
 
 def test_power_in_small():
     """Four networks whose beliefs are known to be bad and four that are good, of `results/selfcheck.json`."""
-    bad, good = (2, 16, 29, 31), (0, 3, 8, 11)
+    bad, good = (2, 29, 31, 64), (0, 3, 8, 11)
     for seeds, expected in ((bad, False), (good, True)):
         for seed in seeds:
             made = network(seed)

@@ -345,6 +345,8 @@ def test_gradcheck(name):
     assert torch.autograd.gradcheck(lambda m, v: tuple(CHECKED[name](m, v)), (mean, variance), atol=1e-6)
 
 
+# The first forward-mode derivative of a process scripts torch's own decompositions.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 def test_gradients_of_relu():
     """Written out: once more differentiable, the same through transforms, finite and 0 where they ought to be."""
     mean, variance = column(-1.1, 0.3, 1.7).requires_grad_(), column(0.4, 1.2, 0.09).requires_grad_()
