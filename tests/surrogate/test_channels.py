@@ -373,15 +373,13 @@ def test_average_of_one_convolution_has_exact_marginals():
 
 
 def test_other_methods_keep_to_their_own_covariance():
-    """`diag` forgets all correlation; columns hold it all: neither asks neighbours."""
+    """`diag` knows what the draws of one kernel do to neighbours; columns hold all correlation and do not ask."""
     torch.manual_seed(0)
     layers = (favour.nn.BayesConv2d(1, 2, 3, padding=1), nn.AvgPool2d(2), nn.Flatten())
     model = nn.Sequential(*layers).double().eval().requires_grad_(False)
     x = randn(BATCH, 1, 6, 6)
-    plain = favour.compile(model, x, method="diag")(x).variance
-    conv = favour.compile(model[:1], x, method="diag")(x).variance
-    close(plain, F.avg_pool2d(conv, 2).flatten(1) / 4, "diag")
     full = favour.compile(model, x, method="full")(x)
+    close(favour.compile(model, x, method="diag")(x).variance, full.variance, "diag")
     exact = favour.compile(model, x, method="adjoint", rank=10_000)(x)
     close(exact.covariance_matrix, full.covariance_matrix, "covariance")
 

@@ -44,7 +44,7 @@ def attends(plan: Plan) -> bool:
 @register
 @dataclass(frozen=True, eq=False, repr=False)
 class Diag(Method):
-    """Every tensor's variances, and nothing else."""
+    """Every tensor's variances, and what values carry of siblings, channels and tokens; no other correlation."""
 
     name = "diag"
     partial = True
