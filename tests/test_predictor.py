@@ -782,7 +782,7 @@ def test_compiles_before_any_eager_call(how, tmp_path):
 
 def test_a_predictor_says_what_it_does():
     model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3)), torch.randn(2, 4)
-    assert "takes adjoint, predicted" in repr(favour.compile(model, x))
+    assert "takes adjoint, 2.7 forward passes by products alone" in repr(favour.compile(model, x))
     words = repr(favour.compile(model, x, method="dplr", rank=1))
     assert "method='dplr', rank=1" in words and "iterations" not in words
     assert "directions=(tensor of shape (2, 3))" in repr(favour.compile(model, x, directions=torch.eye(3)[:2]))
