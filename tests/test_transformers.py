@@ -225,7 +225,7 @@ def test_trained_encoder(norm_first, monkeypatch):
     def plain(x, grouped, c, centred):
         return torch.zeros_like(c[..., :1]), torch.zeros_like(c)
 
-    monkeypatch.setattr(norm, "_spread", plain)
+    monkeypatch.setattr(norm, "spread_of", plain)
     naive, _, naive_relative = errors(model, x, draws)
     print(f"linearised norms: mean {naive:.3f}, covariance {naive_relative:.3f}")
     assert off < naive / 2, (off, naive)

@@ -44,7 +44,8 @@ class Tails(Carried):
     def after(cls, y: Any) -> Self | Unavailable | None:
         drawn = [noise.cumulants for noise in y.noises if noise.cumulants is not None]
         curved = y.second is not None and y.second.ends_cumulants
-        moved = [] if curved else [(known, G) for x, G in y.maps if (known := find(x.carried, cls)) is not None]
+        carried = [] if curved else [(find(x.carried, cls), G) for x, G in y.maps]
+        moved = [(known, G) for known, G in carried if known is not None]
         if not drawn and not moved:
             return None
 
