@@ -26,7 +26,9 @@ from favour.errors import (
     UnsupportedOperation,
 )
 from favour.exporting import archive, exported, plain
+from favour.exporting.module import input_ports
 from favour.nn import BayesLinear
+from favour.passes.normalise.lookups import find_lookups
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -674,3 +676,20 @@ def test_a_wrapped_output_is_scored_in_the_file_as_by_its_predictor(tmp_path):
     np.testing.assert_allclose(file["jsd"], predict.jsd(x).detach(), rtol=1e-6)
     np.testing.assert_allclose(file["jsd"], favour.scores.jsd(predict(x)["logits"]).detach(), rtol=1e-6)
     np.testing.assert_allclose(file["probabilities"], predict.probabilities(x).detach(), rtol=1e-6)
+
+
+def test_a_row_chosen_by_sizes_alone_bounds_no_input():
+    """As token types that are zeros of the input's shape: their table of two rows says nothing of words."""
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.types = nn.Embedding(20, 8), nn.Embedding(2, 8)
+            self.head = nn.Sequential(nn.Dropout(0.2), nn.Linear(8, 3))
+
+        def forward(self, ids):
+            return self.head((self.words(ids) + self.types(torch.zeros_like(ids))).mean(1))
+
+    predict = favour.compile(Two(), torch.randint(0, 20, (3, 5)))
+    (port,) = input_ports(predict, find_lookups(predict.graph))
+    assert (port.least, port.most) == (0, 19) or (port.least, port.most) == ([0] * 5, [19] * 5)
